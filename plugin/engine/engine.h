@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//
+// The Docker Engine API, as far as the arm pipeline needs it: ping, version, info, inspect.
+//
+// Knows HTTP, JSON and the API's versions; judges nothing: what a container must be like is the
+// pipeline's business. Never used from a driver request (DESIGN.md, 2.8).
+// Threading: an Engine may be used from several threads; requests are independent.
+// Errors: code ENOENT: no such container; ECONNREFUSED and other errno values: the engine cannot
+// be reached; EPROTO: an answer that is not what the API promises; ETIMEDOUT.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "netdriver/types.h"
+#include "plugin/model.h"
+
+namespace agentgate::engine {
+
+// One network of a container (NetworkSettings.Networks).
+struct Attachment {
+  std::string name;
+  std::string network_id;
+  std::string endpoint_id;
+  std::string mac;       // as the engine says it, may be empty
+  std::string address4;  // may be empty
+  std::string address6;  // may be empty
+};
+
+struct Container {
+  std::string id;
+  std::string name;  // without the leading slash
+  std::string image;
+  std::string runtime;  // HostConfig.Runtime, a key of the engine's runtime table
+  std::string restart_policy;
+  std::string network_mode;
+  std::string pid_mode, ipc_mode, uts_mode, userns_mode, cgroupns_mode;
+  bool privileged = false;
+  bool running = false, paused = false, restarting = false, dead = false;
+  std::int64_t pid = 0;
+  std::string started_at;
+  std::string sandbox_key;
+  std::string resolv_conf_path;
+  std::vector<std::string> published_ports;  // "80/tcp" of HostConfig.PortBindings with a binding
+  bool publish_all_ports = false;
+  std::vector<std::string> capabilities_added;
+  std::vector<Attachment> attachments;  // sorted by name
+};
+
+struct Runtime {
+  std::string path;  // binary; empty when the runtime is a shim
+  std::string type;  // runtimeType, e.g. io.containerd.runsc.v1; empty when it is a binary
+  std::vector<std::string> arguments;
+  bool operator==(const Runtime&) const = default;
+};
+
+struct Info {
+  std::string id;
+  std::string server_version;
+  std::string docker_root;
+  std::string default_runtime;
+  std::map<std::string, Runtime> runtimes;
+};
+
+// Who answers on the socket: the process, from the kernel. With socket activation the socket's
+// peer is the service manager; then the pid file names the process.
+struct Identity {
+  ProcessIdentity process;
+  std::string api_version;  // negotiated, "1.41"
+  bool operator==(const Identity&) const = default;
+};
+
+class Engine {
+ public:
+  struct Options {
+    std::string socket = "/var/run/docker.sock";
+    std::string pid_file = "/var/run/docker.pid";
+    std::chrono::milliseconds timeout{10000};  // per request
+  };
+  explicit Engine(Options options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Pings and negotiates the API version (the engine's own, at most the newest known here).
+  Result<Identity> identify();
+  // `reference` is a name or an id. ENOENT when there is none.
+  Result<Container> inspect(const std::string& reference);
+  Result<Info> info();
+  // Endpoint ids that the engine has on a network. ENOENT: it does not know the network.
+  Result<std::vector<std::string>> network_endpoints(const std::string& network_id);
+  // Ids of containers whose network namespace is that of another container.
+  Result<std::vector<std::string>> sharing_network_of(const std::string& container_id);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The decoders by themselves, for tests and fuzzing. They never throw.
+[[nodiscard]] Result<Container> container_from_json(std::string_view text);
+[[nodiscard]] Result<Info> info_from_json(std::string_view text);
+
+// field 22 of /proc/PID/stat. ESRCH: no such process.
+[[nodiscard]] Result<ProcessIdentity> process_identity(std::int64_t pid);
+
+}  // namespace agentgate::engine
