@@ -2,8 +2,8 @@
 //
 // Host: everything agentgate has on this machine. It owns the kernel (Gate), the state directory
 // (Store) and the desired state, and is the only one that changes any of them. Its two clients
-// are the driver (networks and endpoints come and go) and the arm pipeline (ports are released
-// and closed).
+// are the driver (Endpoints: networks and endpoints come and go) and the arm pipeline (Ports: ports
+// are released and closed).
 //
 // Threading: every method may be called from any thread; the work runs on one owner thread, in
 // order, and the caller waits for it (at most Options::patience, then ETIMEDOUT; the work itself
@@ -47,56 +47,95 @@ struct Snapshot {  // of the whole host, for `status` and `health`
   std::vector<std::string> incidents;   // what start and repair found, newest last, bounded
 };
 
-class Host {
+// What the driver needs of the host.
+class Endpoints {
+ public:
+  virtual ~Endpoints() = default;
+  // The same id with the same content: fine, nothing happens. Another content: EEXIST.
+  // A pool that overlaps another network's: EADDRINUSE.
+  virtual Status create_network(const NetworkRecord& network) = 0;
+  virtual Status delete_network(const NetworkId& id) = 0;  // unknown: fine
+  // An address or MAC in use on that network: EADDRINUSE. Unknown network: ENOENT.
+  virtual Status create_endpoint(const EndpointRecord& endpoint) = 0;
+  virtual Status delete_endpoint(const EndpointId& id) = 0;  // unknown: fine
+  // Remembers the sandbox; returns what Join must answer from. Unknown endpoint: ENOENT.
+  virtual Result<Port> join(const EndpointId& id, const std::string& sandbox_key) = 0;
+  // Closes the port. Unknown: fine.
+  virtual Status leave(const EndpointId& id) = 0;
+  // An empty-body retry was seen: endpoints nobody joined are collected soon.
+  virtual void suspect_orphans() = 0;
+  // The engine made itself known (Plugin.Activate, GetCapabilities): its firewall may be new.
+  virtual void engine_seen() = 0;
+};
+
+// What the arm pipeline needs of the host.
+class Ports {
+ public:
+  virtual ~Ports() = default;
+  virtual Result<Port> find(const EndpointId& id) = 0;
+  virtual Result<std::vector<NetworkRecord>> networks() = 0;
+  // Step 8 and disarm: closes, forgets the release, reads back. Leaves the link in place.
+  virtual Status close(const EndpointId& id) = 0;
+  // Step 6: closes, and removes FDB entry and neighbours as well.
+  virtual Status clean(const EndpointId& id) = 0;
+  // Step 9.
+  virtual Status prepare(const EndpointId& id) = 0;
+  // Step 11. EINVAL unless prepared. The release is on disk before the kernel has it.
+  virtual Status release(const EndpointId& id, const Release& release,
+                         const netdriver::PolicySpec& policy) = 0;
+  // The kernel's view of one port, compared with what is meant.
+  virtual Result<netdriver::PortReport> inspect(const EndpointId& id) = 0;
+  // Bridge, addresses, the constant part of the tables, and the engine's own firewall
+  // (DOCKER-USER) where it has one.
+  virtual Result<std::vector<netdriver::Difference>> inspect_network(const NetworkId& id) = 0;
+  virtual Result<std::vector<netdriver::SandboxLink>> sandbox_links(int netns_fd) = 0;
+  virtual Result<std::vector<netdriver::Difference>> tie(const EndpointId& id,
+                                                         const netdriver::SandboxLink& link,
+                                                         int netns_fd) = 0;
+  virtual Result<std::vector<IpAddress>> host_addresses() = 0;
+
+  // One batch for all ports released to it; a policy that no port uses is only remembered.
+  virtual Status update_policy(const netdriver::PolicySpec& policy) = 0;
+  virtual Result<policy::Resolution> resolution(const std::string& policy) = 0;
+  virtual Status save_resolution(const std::string& policy,
+                                 const policy::Resolution& resolution) = 0;
+  virtual Snapshot snapshot() = 0;
+};
+
+class Host : public Endpoints, public Ports {
  public:
   // Starts the owner thread and returns at once; restore runs there first, so that the driver's
   // socket can answer GetCapabilities before it is done.
   static std::unique_ptr<Host> start(Options options);
-  ~Host();  // ends the thread; changes nothing in the kernel
+  ~Host() override;  // ends the thread; changes nothing in the kernel
 
-  // -- for the driver ---------------------------------------------------------------------------
-  // The same id with the same content: fine, nothing happens. Another content: EEXIST.
-  // A pool that overlaps another network's: EADDRINUSE.
-  Status create_network(const NetworkRecord& network);
-  Status delete_network(const NetworkId& id);  // unknown: fine
-  // An address or MAC in use on that network: EADDRINUSE. Unknown network: ENOENT.
-  Status create_endpoint(const EndpointRecord& endpoint);
-  Status delete_endpoint(const EndpointId& id);  // unknown: fine
-  // Remembers the sandbox; returns what Join must answer from. Unknown endpoint: ENOENT.
-  Result<Port> join(const EndpointId& id, const std::string& sandbox_key);
-  // Closes the port. Unknown: fine.
-  Status leave(const EndpointId& id);
-  // An empty-body retry was seen: endpoints nobody joined are collected soon.
-  void suspect_orphans();
+  Status create_network(const NetworkRecord& network) override;
+  Status delete_network(const NetworkId& id) override;
+  Status create_endpoint(const EndpointRecord& endpoint) override;
+  Status delete_endpoint(const EndpointId& id) override;
+  Result<Port> join(const EndpointId& id, const std::string& sandbox_key) override;
+  Status leave(const EndpointId& id) override;
+  void suspect_orphans() override;
+  void engine_seen() override;
 
-  // -- for the pipeline -------------------------------------------------------------------------
-  Result<Port> find(const EndpointId& id);
-  Result<std::vector<NetworkRecord>> networks();
-  // Step 8 and disarm: closes, forgets the release, reads back. Leaves the link in place.
-  Status close(const EndpointId& id);
-  // Step 6: removes FDB entry and neighbours as well.
-  Status clean(const EndpointId& id);
-  // Step 9.
-  Status prepare(const EndpointId& id);
-  // Step 11. Refused with EINVAL unless prepared. The release is on disk before the kernel has it.
-  Status release(const EndpointId& id, const Release& release, const netdriver::PolicySpec& policy);
-  // The kernel's view of one port, compared with what is meant.
-  Result<netdriver::PortReport> inspect(const EndpointId& id);
-  Result<std::vector<netdriver::Difference>> inspect_network(const NetworkId& id);
-  Result<std::vector<netdriver::SandboxLink>> sandbox_links(int netns_fd);
+  Result<Port> find(const EndpointId& id) override;
+  Result<std::vector<NetworkRecord>> networks() override;
+  Status close(const EndpointId& id) override;
+  Status clean(const EndpointId& id) override;
+  Status prepare(const EndpointId& id) override;
+  Status release(const EndpointId& id, const Release& release,
+                 const netdriver::PolicySpec& policy) override;
+  Result<netdriver::PortReport> inspect(const EndpointId& id) override;
+  Result<std::vector<netdriver::Difference>> inspect_network(const NetworkId& id) override;
+  Result<std::vector<netdriver::SandboxLink>> sandbox_links(int netns_fd) override;
   Result<std::vector<netdriver::Difference>> tie(const EndpointId& id,
-                                                 const netdriver::SandboxLink& link, int netns_fd);
-  Result<std::vector<IpAddress>> host_addresses();
-
-  // -- policies in use --------------------------------------------------------------------------
-  // One batch for all ports released to it; what is not in use is only remembered.
-  Status update_policy(const netdriver::PolicySpec& policy);
-  Result<policy::Resolution> resolution(const std::string& policy);
-  Status save_resolution(const std::string& policy, const policy::Resolution& resolution);
-
-  Snapshot snapshot();
-  // Closes all ports at once, for a panic button and tests.
-  Status close_all();
+                                                 const netdriver::SandboxLink& link,
+                                                 int netns_fd) override;
+  Result<std::vector<IpAddress>> host_addresses() override;
+  Status update_policy(const netdriver::PolicySpec& policy) override;
+  Result<policy::Resolution> resolution(const std::string& policy) override;
+  Status save_resolution(const std::string& policy, const policy::Resolution& resolution) override;
+  Snapshot snapshot() override;
 
  private:
   struct Impl;
