@@ -69,6 +69,8 @@ struct PortSpec {
   bool prepared = false;
   // The policy this port is released to; nothing while it is closed.
   std::optional<std::string> policy;
+  // For people who read `nft list ruleset`: the comment of the port's element in @released.
+  std::string label;
 
   bool operator==(const PortSpec&) const = default;
 };

@@ -93,7 +93,10 @@ netdriver::PortSpec EndpointRecord::spec(const NetworkRecord& of) const {
   if (of.gateway6) out.gateway6 = of.gateway6->address;
   out.mtu = of.mtu;
   out.prepared = prepared;
-  if (release) out.policy = release->policy;
+  if (release) {
+    out.policy = release->policy;
+    out.label = release->container_name;
+  }
   return out;
 }
 
