@@ -106,8 +106,14 @@ struct PolicySpec {
 // Sorts, merges and makes the boxes of each list disjoint, as the kernel's interval sets demand.
 [[nodiscard]] PolicySpec normalise(PolicySpec policy);
 
+// `allow` without what `deny` covers; the result is normalised. A deny entry is a box as well, so
+// one that names a service takes away that service only.
+template <class Address>
+[[nodiscard]] std::vector<AllowEntry<Address>> subtract(
+    const std::vector<AllowEntry<Address>>& allow, const std::vector<AllowEntry<Address>>& deny);
+
 // The always-deny set: loopback, link-local with the metadata addresses, RFC 1918, CGNAT, ULA,
-// multicast, documentation-independent reserved space. The host's own addresses are added by the
+// multicast, reserved space. The host's own addresses are added by the
 // caller (GateSpec::host4, host6).
 [[nodiscard]] const std::vector<Ipv4Range>& always_deny4();
 [[nodiscard]] const std::vector<Ipv6Range>& always_deny6();

@@ -351,8 +351,11 @@ struct Gate::Impl {
     for (const Family family : kFamilies) {
       const auto flags = nft->table_flags(family);
       if (!flags) return tl::unexpected(flags.error());
-      // A table with other flags is another version's; restore() replaces it.
-      if (!*flags || **flags == table_flags) batch.add_table(family, table_flags);
+      // The kernel takes the owner flag off a table whose owner is gone (nft_rcv_nl_event), so an
+      // orphan shows persist alone. A table with other flags is another version's, or a kernel's
+      // that could less; restore() replaces it.
+      const bool orphan = *flags && table_flags != 0 && **flags == (table_flags & kTablePersist);
+      if (!*flags || orphan || **flags == table_flags) batch.add_table(family, table_flags);
     }
     Status status = nft->commit(batch, "claim the tables");
     if (!status && status.error().code == EPERM) {

@@ -2,9 +2,9 @@
 //
 // Links, bridge ports, FDB entries, neighbours and addresses over rtnetlink.
 //
-// One request, one answer; every error keeps the kernel's errno and extack text. The builders and
-// decoders (rtnl_wire.h) are pure. Threading: one thread at a time. The socket stays in the
-// network namespace it was opened in, whatever the thread does later.
+// One request, one answer; every error keeps the kernel's errno and extack text. The decoders
+// (rtnl_wire.h) are pure. Threading: one thread at a time. The socket stays in the network
+// namespace it was opened in, whatever the thread does later.
 // libnl is not used for the exchange: it maps errno to its own codes and loses it.
 #pragma once
 
