@@ -80,6 +80,9 @@ struct ParseResult {
 // or others can write, a symbolic link, more than 4 MiB. "default" without a file is builtin().
 [[nodiscard]] Result<Policy> load(const std::filesystem::path& directory, const std::string& name);
 
+// The names of the policies in a directory, sorted. A directory that is not there has none.
+[[nodiscard]] Result<std::vector<std::string>> list(const std::filesystem::path& directory);
+
 struct ResolvedAddress {
   IpAddress address;
   std::chrono::system_clock::time_point last_seen;  // in an answer

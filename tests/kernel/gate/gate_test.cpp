@@ -193,12 +193,12 @@ TEST_F(GateTest, RestoreKeepsWhatIsRightAndClosesWhatIsNot) {
   spec.networks[network().bridge] = network();
   spec.ports[p.name] = p;
   spec.policies["web"] = policy();
-  const std::string before = host->must({"nft", "-a", "list", "ruleset"});
+  const std::string before = host->must({"nft", "-s", "-a", "list", "ruleset"});
   // A new process finds everything right: nothing is touched, handles included.
   gate.reset();
   host->run([&] { gate = std::move(*Gate::open()); });
   EXPECT_TRUE(restore(spec).empty());
-  EXPECT_EQ(host->must({"nft", "-a", "list", "ruleset"}), before);
+  EXPECT_EQ(host->must({"nft", "-s", "-a", "list", "ruleset"}), before);
   // Its policy says something else than the kernel: closed.
   spec.policies["web"].v4.allow.clear();
   gate.reset();
