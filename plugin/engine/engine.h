@@ -75,7 +75,20 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
-class Engine {
+// What the pipeline asks of an engine; tests put their own in its place.
+class Api {
+ public:
+  virtual ~Api() = default;
+  // Pings and negotiates the API version (the engine's own, at most the newest known here).
+  virtual Result<Identity> identify() = 0;
+  // `reference` is a name or an id. ENOENT when there is none.
+  virtual Result<Container> inspect(const std::string& reference) = 0;
+  virtual Result<Info> info() = 0;
+  // Endpoint ids that the engine has on a network. ENOENT: it does not know the network.
+  virtual Result<std::vector<std::string>> network_endpoints(const std::string& network_id) = 0;
+};
+
+class Engine : public Api {
  public:
   struct Options {
     std::string socket = "/var/run/docker.sock";
@@ -83,19 +96,14 @@ class Engine {
     std::chrono::milliseconds timeout{10000};  // per request
   };
   explicit Engine(Options options);
-  ~Engine();
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Pings and negotiates the API version (the engine's own, at most the newest known here).
-  Result<Identity> identify();
-  // `reference` is a name or an id. ENOENT when there is none.
-  Result<Container> inspect(const std::string& reference);
-  Result<Info> info();
-  // Endpoint ids that the engine has on a network. ENOENT: it does not know the network.
-  Result<std::vector<std::string>> network_endpoints(const std::string& network_id);
-  // Ids of containers whose network namespace is that of another container.
-  Result<std::vector<std::string>> sharing_network_of(const std::string& container_id);
+  Result<Identity> identify() override;
+  Result<Container> inspect(const std::string& reference) override;
+  Result<Info> info() override;
+  Result<std::vector<std::string>> network_endpoints(const std::string& network_id) override;
 
  private:
   struct Impl;

@@ -30,6 +30,13 @@ struct Options {
   std::filesystem::path state_directory = "/var/lib/agentgate";
   std::chrono::milliseconds patience{20000};
   std::chrono::seconds orphan_age{60};  // an endpoint that nobody joined is collected after this
+  bool manage_firewall = true;          // keep our pair of rules in DOCKER-USER (firewall.h)
+  // What a policy compiles to from its file and the resolution on disk; asked at start for the
+  // policies of released ports. Nothing: the policy is not what it was, the port is closed.
+  std::function<std::optional<netdriver::PolicySpec>(const std::string& policy,
+                                                     const policy::Resolution& resolution,
+                                                     const std::vector<IpAddress>& host)>
+      compile_policy;
 };
 
 // One endpoint with all that hangs together with it.

@@ -1,0 +1,709 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "plugin/host/host.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <deque>
+#include <future>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "plugin/failpoint.h"
+#include "plugin/host/firewall.h"
+#include "plugin/store/store.h"
+
+namespace agentgate::host {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::size_t kMaxIncidents = 100;
+constexpr auto kSuspectAge = std::chrono::seconds(2);
+constexpr auto kHostAddressesEvery = std::chrono::seconds(5);
+constexpr auto kFirewallEvery = std::chrono::seconds(10);
+
+template <class Address>
+bool same(const std::optional<Address>& a, const std::optional<Address>& b) {
+  return a && b && *a == *b;
+}
+
+}  // namespace
+
+struct Host::Impl {
+  explicit Impl(Options o) : options(std::move(o)) {}
+
+  Options options;
+
+  // -- the owner thread and its queue ------------------------------------------------------------
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<std::function<void()>> queue;
+  bool stopping = false;
+  std::thread thread;
+  std::thread firewall_thread;
+  std::condition_variable firewall_wake;
+  bool firewall_wanted = true;
+  FirewallState firewall;     // guarded by mutex
+  bool firewall_done = false;
+
+  // -- only the owner thread touches these -------------------------------------------------------
+  std::unique_ptr<store::Store> store;
+  std::unique_ptr<netdriver::Gate> gate;
+  std::map<NetworkId, NetworkRecord> networks;
+  std::map<EndpointId, EndpointRecord> endpoints;
+  std::map<EndpointId, Clock::time_point> unjoined;  // since when
+  std::map<std::string, netdriver::PolicySpec> policies;  // as last compiled
+  std::map<std::string, policy::Resolution> resolutions;
+  std::vector<std::string> incidents;
+  bool ready = false;
+  std::string failure;
+  Clock::time_point host_addresses_at{};
+
+  // Runs `work` on the owner thread and waits for it: `work` may refer to the caller's variables.
+  // Work that has not begun when the caller's patience ends is called off; work that has begun is
+  // waited for, since every kernel request ends by itself (10 s).
+  template <class T>
+  T call(const std::string& what, std::function<T()> work) {
+    struct Task {
+      std::function<T()> work;
+      std::promise<T> promise;
+      enum { queued, running, called_off } state = queued;  // guarded by mutex
+    };
+    auto task = std::make_shared<Task>();
+    task->work = std::move(work);
+    std::future<T> future = task->promise.get_future();
+    {
+      const std::lock_guard lock(mutex);
+      if (stopping) return fail(what, "the daemon is stopping", ESHUTDOWN);
+      queue.emplace_back([this, task] {
+        {
+          const std::lock_guard inner(mutex);
+          if (task->state == Task::called_off) return;
+          task->state = Task::running;
+        }
+        task->promise.set_value(task->work());
+      });
+    }
+    wake.notify_one();
+    if (future.wait_for(options.patience) != std::future_status::ready) {
+      const std::lock_guard lock(mutex);
+      if (task->state == Task::queued) {
+        task->state = Task::called_off;
+        return fail(what, "the owner thread is busy; try again", ETIMEDOUT);
+      }
+    }
+    return future.get();
+  }
+  template <class T>
+  T when_ready(const std::string& what, std::function<T()> work) {
+    return call<T>(what, [this, what, work = std::move(work)]() -> T {
+      if (!ready) return fail(what, "agentgate is not ready: " + failure, EAGAIN);
+      return work();
+    });
+  }
+
+  void incident(const std::string& text) {
+    spdlog::warn("{}", text);
+    incidents.push_back(utc_now() + " " + text);
+    if (incidents.size() > kMaxIncidents) incidents.erase(incidents.begin());
+  }
+
+  void run() {
+    if (const Status started = start(); started) {
+      ready = true;
+      spdlog::info("ready: {} networks, {} endpoints", networks.size(), endpoints.size());
+    } else {
+      failure = started.error().to_string();
+      spdlog::error("start failed: {}", failure);
+    }
+    std::unique_lock lock(mutex);
+    while (!stopping) {
+      wake.wait_for(lock, std::chrono::seconds(1), [&] { return stopping || !queue.empty(); });
+      while (!queue.empty() && !stopping) {
+        const auto task = std::move(queue.front());
+        queue.pop_front();
+        lock.unlock();
+        task();
+        lock.lock();
+      }
+      if (stopping || !ready) continue;
+      lock.unlock();
+      housekeeping();
+      lock.lock();
+    }
+    // Whoever still waits is answered.
+    while (!queue.empty()) {
+      const auto task = std::move(queue.front());
+      queue.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  }
+
+  Status start() {
+    auto opened = store::Store::open(options.state_directory);
+    if (!opened) return tl::unexpected(opened.error());
+    store = std::move(*opened);
+    auto contents = store->load();
+    if (!contents) return tl::unexpected(contents.error());
+    for (const std::string& damaged : contents->damaged) incident(damaged);
+    auto gated = netdriver::Gate::open();
+    if (!gated) return tl::unexpected(gated.error());
+    gate = std::move(*gated);
+    networks = std::move(contents->networks);
+    for (auto& [policy, json] : contents->resolutions) {
+      auto resolution = policy::resolution_from_json(json);
+      if (resolution) {
+        resolutions[policy] = std::move(*resolution);
+      } else {
+        incident("resolution of policy " + policy + ": " + resolution.error().to_string());
+      }
+    }
+    std::vector<EndpointId> gone;
+    for (auto& [id, endpoint] : contents->endpoints) {
+      if (networks.count(endpoint.network) == 0) {
+        incident("endpoint " + id.str() + " is on a network that is not known; removed");
+        gone.push_back(id);
+      } else if (endpoint.sandbox_key.empty()) {
+        // Its creation was under way when the daemon died. Docker was told nothing, or tells us
+        // nothing more; a Join that still comes is refused, and the container does not start.
+        incident("endpoint " + id.str() + " was never joined; removed");
+        gone.push_back(id);
+      } else {
+        endpoints[id] = std::move(endpoint);
+      }
+    }
+    for (const EndpointId& id : gone) {
+      if (const Status removed = store->remove(id); !removed) return removed;
+    }
+    return restore();
+  }
+
+  netdriver::PortSpec port_spec(const EndpointRecord& endpoint) const {
+    return endpoint.spec(networks.at(endpoint.network));
+  }
+
+  // The kernel to what the records say; the records to what the kernel could keep.
+  Status restore() {
+    netdriver::GateSpec spec;
+    for (const auto& [id, network] : networks) {
+      auto one = network.spec();
+      spec.networks[one.bridge] = one;
+    }
+    for (auto& [id, endpoint] : endpoints) {
+      if (endpoint.release && policies.count(endpoint.release->policy) == 0) {
+        const auto compiled = recompile(endpoint.release->policy);
+        if (compiled) policies[endpoint.release->policy] = *compiled;
+      }
+      auto one = port_spec(endpoint);
+      if (one.policy && policies.count(*one.policy) != 0) {
+        spec.policies[*one.policy] = policies[*one.policy];
+      }
+      spec.ports[one.name] = one;
+    }
+    if (const Status status = fill_host_addresses(spec); !status) return status;
+    auto changed = gate->restore(spec);
+    if (!changed) return tl::unexpected(changed.error());
+    for (const InterfaceName& name : *changed) {
+      for (auto at = endpoints.begin(); at != endpoints.end(); ++at) {
+        if (port_name(at->first) != name) continue;
+        auto report = gate->inspect_port(networks.at(at->second.network).spec(),
+                                         closed(port_spec(at->second)), nullptr);
+        const bool link_gone =
+            report && std::any_of(report->differences.begin(), report->differences.end(),
+                                  [](const auto& d) { return d.where.rfind("link ", 0) == 0; });
+        if (link_gone) {
+          incident("port " + name.str() + " has no link any more; its endpoint is removed");
+          if (const Status removed = store->remove(at->first); !removed) return removed;
+          endpoints.erase(at);
+        } else {
+          incident("port " + name.str() + " was not as it was released; closed");
+          at->second.release.reset();
+          if (const Status saved = store->save(at->second); !saved) return saved;
+        }
+        break;
+      }
+    }
+    drop_unused_policies();
+    return {};
+  }
+
+  static netdriver::PortSpec closed(netdriver::PortSpec port) {
+    port.policy.reset();
+    return port;
+  }
+
+  // A release outlives the daemon with the policy as it was: recompiled from its file and the
+  // resolution on disk, and compared with the kernel by restore().
+  std::optional<netdriver::PolicySpec> recompile(const std::string& name) {
+    if (!options.compile_policy) return std::nullopt;
+    auto host = gate->host_addresses();
+    if (!host) return std::nullopt;
+    return options.compile_policy(name, resolutions[name], *host);
+  }
+
+  Status fill_host_addresses(netdriver::GateSpec& spec) {
+    auto addresses = gate->host_addresses();
+    if (!addresses) return tl::unexpected(addresses.error());
+    for (const IpAddress& ip : *addresses) {
+      if (ip.is_v4()) {
+        spec.host4.push_back({ip.v4(), ip.v4()});
+      } else {
+        spec.host6.push_back({ip.v6(), ip.v6()});
+      }
+    }
+    spec.host4 = merge(std::move(spec.host4));
+    spec.host6 = merge(std::move(spec.host6));
+    host_addresses_at = Clock::now();
+    return {};
+  }
+
+  Status refresh_host_addresses() {
+    netdriver::GateSpec now;
+    if (const Status status = fill_host_addresses(now); !status) return status;
+    return gate->set_host_addresses(now.host4, now.host6);
+  }
+
+  void housekeeping() {
+    const auto now = Clock::now();
+    std::vector<EndpointId> orphans;
+    for (const auto& [id, since] : unjoined) {
+      if (now - since > options.orphan_age) orphans.push_back(id);
+    }
+    for (const EndpointId& id : orphans) {
+      incident("endpoint " + id.str() + " was never joined; removed");
+      if (const Status gone = delete_endpoint(id); !gone) incident(gone.error().to_string());
+    }
+    if (now - host_addresses_at > kHostAddressesEvery) {
+      if (const Status status = refresh_host_addresses(); !status) {
+        incident(status.error().to_string());
+      }
+    }
+  }
+
+  void run_firewall() {
+    std::unique_lock lock(mutex);
+    while (!stopping) {
+      firewall_wanted = false;
+      lock.unlock();
+      FirewallState state = ensure_docker_user();
+      lock.lock();
+      for (const auto& problem : state.problems) spdlog::warn("{}", problem);
+      firewall = std::move(state);
+      firewall_done = true;
+      firewall_wake.notify_all();
+      firewall_wake.wait_for(lock, kFirewallEvery, [&] { return stopping || firewall_wanted; });
+    }
+  }
+
+  // -- the work, on the owner thread -------------------------------------------------------------
+  Status create_network(const NetworkRecord& network) {
+    const std::string operation = "create network " + network.id.str();
+    const auto known = networks.find(network.id);
+    if (known != networks.end()) {
+      if (known->second == network) return {};
+      return fail(operation, "it exists with other options; remove it first", EEXIST);
+    }
+    for (const auto& [id, other] : networks) {
+      const bool overlap4 = network.gateway4 && other.gateway4 &&
+                            network.gateway4->prefix().overlaps(other.gateway4->prefix());
+      const bool overlap6 = network.gateway6 && other.gateway6 &&
+                            network.gateway6->prefix().overlaps(other.gateway6->prefix());
+      if (overlap4 || overlap6) {
+        return fail(operation,
+                    "its subnet overlaps that of network " + id.str().substr(0, 12) +
+                        "; choose another with --subnet",
+                    EADDRINUSE);
+      }
+      if (bridge_name(id) == bridge_name(network.id)) {
+        return fail(operation, "its bridge name collides with network " + id.str() + "; try again",
+                    EEXIST);
+      }
+    }
+    // Disk before kernel: what the kernel has is always known after a crash.
+    if (const Status saved = store->save(network); !saved) return saved;
+    failpoint("host.create_network.saved");
+    if (Status made = gate->create_network(network.spec()); !made) {
+      if (const Status removed = store->remove(network.id); !removed) {
+        incident(removed.error().to_string());
+      }
+      return made;
+    }
+    networks[network.id] = network;
+    return refresh_host_addresses();
+  }
+
+  Status delete_network(const NetworkId& id) {
+    if (networks.count(id) == 0) return {};
+    for (const auto& [endpoint_id, endpoint] : endpoints) {
+      if (endpoint.network == id) {
+        return fail("delete network " + id.str(), "endpoint " + endpoint_id.str() + " is on it",
+                    EBUSY);
+      }
+    }
+    Status kernel = gate->delete_network(bridge_name(id));
+    const Status disk = store->remove(id);
+    networks.erase(id);
+    if (!kernel) return kernel;
+    if (!disk) return disk;
+    return refresh_host_addresses();
+  }
+
+  Status create_endpoint(const EndpointRecord& endpoint) {
+    const std::string operation = "create endpoint " + endpoint.id.str();
+    const auto network = networks.find(endpoint.network);
+    if (network == networks.end()) {
+      return fail(operation, "network " + endpoint.network.str() + " is not known", ENOENT);
+    }
+    for (const auto& [id, other] : endpoints) {
+      if (id == endpoint.id) {
+        if (other.network == endpoint.network && other.address4 == endpoint.address4 &&
+            other.address6 == endpoint.address6 && other.mac == endpoint.mac &&
+            other.policy == endpoint.policy) {
+          return {};
+        }
+        return fail(operation, "it exists with other addresses", EEXIST);
+      }
+      if (same(other.address4, endpoint.address4) || same(other.address6, endpoint.address6) ||
+          (other.network == endpoint.network && other.mac == endpoint.mac)) {
+        return fail(operation, "its address or MAC is in use by endpoint " + id.str(), EADDRINUSE);
+      }
+      if (port_name(id) == port_name(endpoint.id)) {
+        return fail(operation, "its link name collides with endpoint " + id.str() + "; try again",
+                    EEXIST);
+      }
+    }
+    if (const Status saved = store->save(endpoint); !saved) return saved;
+    failpoint("host.create_endpoint.saved");
+    if (Status made = gate->create_port(endpoint.spec(network->second)); !made) {
+      if (const Status removed = store->remove(endpoint.id); !removed) {
+        incident(removed.error().to_string());
+      }
+      return made;
+    }
+    failpoint("host.create_endpoint.made");
+    endpoints[endpoint.id] = endpoint;
+    if (endpoint.sandbox_key.empty()) unjoined[endpoint.id] = Clock::now();
+    return {};
+  }
+
+  Status delete_endpoint(const EndpointId& id) {
+    const auto found = endpoints.find(id);
+    if (found == endpoints.end()) return {};
+    Status kernel = gate->delete_port(port_spec(found->second));
+    failpoint("host.delete_endpoint.unmade");
+    if (!kernel) return kernel;
+    if (Status disk = store->remove(id); !disk) return disk;
+    endpoints.erase(found);
+    unjoined.erase(id);
+    drop_unused_policies();
+    return {};
+  }
+
+  Result<Port> join(const EndpointId& id, const std::string& key) {
+    const auto found = endpoints.find(id);
+    if (found == endpoints.end()) {
+      return fail("join " + id.str(), "the endpoint is not known; start the container again", ENOENT);
+    }
+    EndpointRecord changed = found->second;
+    changed.sandbox_key = key;
+    if (const Status saved = store->save(changed); !saved) return tl::unexpected(saved.error());
+    found->second = changed;
+    unjoined.erase(id);
+    return Port{changed, networks.at(changed.network)};
+  }
+
+  // Kernel first: a port that is not open any more may be called open by a file, never the reverse.
+  Status close(EndpointRecord& endpoint) {
+    if (Status closed_now = gate->close_port(port_spec(endpoint)); !closed_now) return closed_now;
+    failpoint("host.close.closed");
+    if (endpoint.release) {
+      endpoint.release.reset();
+      if (Status saved = store->save(endpoint); !saved) return saved;
+    }
+    drop_unused_policies();
+    return {};
+  }
+
+  void drop_unused_policies() {
+    for (auto at = policies.begin(); at != policies.end();) {
+      const bool used = std::any_of(endpoints.begin(), endpoints.end(), [&](const auto& entry) {
+        return entry.second.release && entry.second.release->policy == at->first;
+      });
+      if (used) {
+        ++at;
+        continue;
+      }
+      if (const Status gone = gate->delete_policy(at->first); !gone) {
+        incident(gone.error().to_string());
+      }
+      at = policies.erase(at);
+    }
+  }
+
+  Status clean(EndpointRecord& endpoint) {
+    if (Status closed_now = close(endpoint); !closed_now) return closed_now;
+    if (Status undone = gate->unprepare_port(port_spec(endpoint)); !undone) return undone;
+    if (!endpoint.prepared) return {};
+    endpoint.prepared = false;
+    return store->save(endpoint);
+  }
+
+  Status prepare(EndpointRecord& endpoint) {
+    if (const Status status = refresh_host_addresses(); !status) return status;
+    EndpointRecord changed = endpoint;
+    changed.prepared = true;
+    if (Status made = gate->prepare_port(port_spec(changed)); !made) return made;
+    if (!endpoint.prepared) {
+      if (Status saved = store->save(changed); !saved) return saved;
+    }
+    endpoint = changed;
+    return {};
+  }
+
+  Status release(EndpointRecord& endpoint, const Release& release,
+                 const netdriver::PolicySpec& policy) {
+    const std::string operation = "release endpoint " + endpoint.id.str();
+    if (!endpoint.prepared) return fail(operation, "its controls are not in place", EINVAL);
+    if (release.policy != policy.name) {
+      return fail(operation, "release and policy do not belong together", EINVAL);
+    }
+    EndpointRecord changed = endpoint;
+    changed.release = release;
+    if (Status saved = store->save(changed); !saved) return saved;
+    failpoint("host.release.saved");
+    Status released = gate->release_port(port_spec(changed), policy);
+    failpoint("host.release.released");
+    if (!released) {
+      // The file is put back first; the batch was refused, so the port is as it was: closed.
+      if (const Status saved = store->save(endpoint); !saved) incident(saved.error().to_string());
+      return released;
+    }
+    endpoint = changed;
+    policies[policy.name] = policy;
+    return {};
+  }
+
+  template <class T>
+  T with_endpoint(const std::string& what, const EndpointId& id,
+                  const std::function<T(EndpointRecord&)>& work) {
+    return when_ready<T>(what, [&, this]() -> T {
+      const auto found = endpoints.find(id);
+      if (found == endpoints.end()) {
+        return fail(what + " " + id.str(), "the endpoint is not known", ENOENT);
+      }
+      return work(found->second);
+    });
+  }
+};
+
+Host::Host(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+std::unique_ptr<Host> Host::start(Options options) {
+  auto impl = std::make_unique<Impl>(std::move(options));
+  Impl* raw = impl.get();
+  impl->thread = std::thread([raw] { raw->run(); });
+  if (raw->options.manage_firewall) {
+    impl->firewall_thread = std::thread([raw] { raw->run_firewall(); });
+  }
+  return std::unique_ptr<Host>(new Host(std::move(impl)));
+}
+
+Host::~Host() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+  }
+  impl_->wake.notify_all();
+  impl_->firewall_wake.notify_all();
+  if (impl_->thread.joinable()) impl_->thread.join();
+  if (impl_->firewall_thread.joinable()) impl_->firewall_thread.join();
+}
+
+Status Host::create_network(const NetworkRecord& network) {
+  return impl_->when_ready<Status>("create network",
+                                   [&, record = network] { return impl_->create_network(record); });
+}
+
+Status Host::delete_network(const NetworkId& id) {
+  return impl_->when_ready<Status>("delete network",
+                                   [&, key = id] { return impl_->delete_network(key); });
+}
+
+Status Host::create_endpoint(const EndpointRecord& endpoint) {
+  return impl_->when_ready<Status>("create endpoint", [&, record = endpoint] {
+    return impl_->create_endpoint(record);
+  });
+}
+
+Status Host::delete_endpoint(const EndpointId& id) {
+  return impl_->when_ready<Status>("delete endpoint",
+                                   [&, key = id] { return impl_->delete_endpoint(key); });
+}
+
+Result<Port> Host::join(const EndpointId& id, const std::string& sandbox_key) {
+  return impl_->when_ready<Result<Port>>(
+      "join", [&, key = id, sandbox = sandbox_key] { return impl_->join(key, sandbox); });
+}
+
+Status Host::leave(const EndpointId& id) {
+  return impl_->when_ready<Status>("leave", [&, key = id]() -> Status {
+    const auto found = impl_->endpoints.find(key);
+    return found == impl_->endpoints.end() ? Status() : impl_->close(found->second);
+  });
+}
+
+void Host::suspect_orphans() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->queue.emplace_back([this] {
+    // Others may be between creation and join right now; they have two seconds.
+    const auto since = Clock::now() - impl_->options.orphan_age + kSuspectAge;
+    for (auto& [id, time] : impl_->unjoined) time = std::min(time, since);
+  });
+  impl_->wake.notify_one();
+}
+
+void Host::engine_seen() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->firewall_wanted = true;
+  impl_->firewall_wake.notify_all();
+}
+
+Result<Port> Host::find(const EndpointId& id) {
+  return impl_->with_endpoint<Result<Port>>("find", id, [&](EndpointRecord& endpoint) {
+    return Result<Port>(Port{endpoint, impl_->networks.at(endpoint.network)});
+  });
+}
+
+Result<std::vector<NetworkRecord>> Host::networks() {
+  return impl_->when_ready<Result<std::vector<NetworkRecord>>>("networks", [&] {
+    std::vector<NetworkRecord> out;
+    for (const auto& [id, network] : impl_->networks) out.push_back(network);
+    return Result<std::vector<NetworkRecord>>(std::move(out));
+  });
+}
+
+Status Host::close(const EndpointId& id) {
+  return impl_->with_endpoint<Status>("close", id,
+                                      [&](EndpointRecord& e) { return impl_->close(e); });
+}
+
+Status Host::clean(const EndpointId& id) {
+  return impl_->with_endpoint<Status>("clean", id,
+                                      [&](EndpointRecord& e) { return impl_->clean(e); });
+}
+
+Status Host::prepare(const EndpointId& id) {
+  return impl_->with_endpoint<Status>("prepare", id,
+                                      [&](EndpointRecord& e) { return impl_->prepare(e); });
+}
+
+Status Host::release(const EndpointId& id, const Release& release,
+                     const netdriver::PolicySpec& policy) {
+  return impl_->with_endpoint<Status>(
+      "release", id, [&](EndpointRecord& e) { return impl_->release(e, release, policy); });
+}
+
+Result<netdriver::PortReport> Host::inspect(const EndpointId& id) {
+  using Out = Result<netdriver::PortReport>;
+  return impl_->with_endpoint<Out>("inspect", id, [&](EndpointRecord& endpoint) -> Out {
+    const netdriver::PolicySpec* policy = nullptr;
+    if (endpoint.release) {
+      const auto known = impl_->policies.find(endpoint.release->policy);
+      if (known == impl_->policies.end()) {
+        return fail("inspect", "the policy of the release is not known", ENOENT);
+      }
+      policy = &known->second;
+    }
+    return impl_->gate->inspect_port(impl_->networks.at(endpoint.network).spec(),
+                                     impl_->port_spec(endpoint), policy);
+  });
+}
+
+Result<std::vector<netdriver::Difference>> Host::inspect_network(const NetworkId& id) {
+  using Out = Result<std::vector<netdriver::Difference>>;
+  std::vector<netdriver::Difference> firewall;
+  if (impl_->options.manage_firewall) {
+    std::unique_lock lock(impl_->mutex);
+    impl_->firewall_wake.wait_for(lock, std::chrono::seconds(5),
+                                  [&] { return impl_->firewall_done; });
+    for (const auto& problem : impl_->firewall.problems) {
+      firewall.push_back({"the engine's firewall", "our pair of rules in DOCKER-USER", problem});
+    }
+  }
+  return impl_->when_ready<Out>("inspect network", [&, key = id]() -> Out {
+    const auto found = impl_->networks.find(key);
+    if (found == impl_->networks.end()) {
+      return fail("inspect network " + key.str(), "the network is not known", ENOENT);
+    }
+    Out out = impl_->gate->inspect_network(found->second.spec());
+    if (out) out->insert(out->end(), firewall.begin(), firewall.end());
+    return out;
+  });
+}
+
+Result<std::vector<netdriver::SandboxLink>> Host::sandbox_links(int netns_fd) {
+  using Out = Result<std::vector<netdriver::SandboxLink>>;
+  return impl_->when_ready<Out>("sandbox links",
+                                [&] { return impl_->gate->sandbox_links(netns_fd); });
+}
+
+Result<std::vector<netdriver::Difference>> Host::tie(const EndpointId& id,
+                                                     const netdriver::SandboxLink& link,
+                                                     int netns_fd) {
+  using Out = Result<std::vector<netdriver::Difference>>;
+  return impl_->with_endpoint<Out>("tie", id, [&](EndpointRecord& endpoint) {
+    return impl_->gate->tie(impl_->port_spec(endpoint), link, netns_fd);
+  });
+}
+
+Result<std::vector<IpAddress>> Host::host_addresses() {
+  using Out = Result<std::vector<IpAddress>>;
+  return impl_->when_ready<Out>("host addresses", [&] { return impl_->gate->host_addresses(); });
+}
+
+Status Host::update_policy(const netdriver::PolicySpec& policy) {
+  return impl_->when_ready<Status>("update policy", [&]() -> Status {
+    if (impl_->policies.count(policy.name) == 0) return {};
+    Status updated = impl_->gate->update_policy(policy);
+    if (updated) impl_->policies[policy.name] = policy;
+    return updated;
+  });
+}
+
+Result<policy::Resolution> Host::resolution(const std::string& policy) {
+  using Out = Result<policy::Resolution>;
+  return impl_->when_ready<Out>("resolution", [&] { return Out(impl_->resolutions[policy]); });
+}
+
+Status Host::save_resolution(const std::string& policy, const policy::Resolution& resolution) {
+  return impl_->when_ready<Status>("save resolution", [&]() -> Status {
+    if (impl_->resolutions[policy] == resolution) return {};
+    Status saved = impl_->store->save_resolution(policy, policy::to_json(resolution));
+    if (saved) impl_->resolutions[policy] = resolution;
+    return saved;
+  });
+}
+
+Snapshot Host::snapshot() {
+  auto result = impl_->call<Result<Snapshot>>("snapshot", [&]() -> Result<Snapshot> {
+    Snapshot out;
+    for (const auto& [id, network] : impl_->networks) out.networks.push_back(network);
+    for (const auto& [id, endpoint] : impl_->endpoints) out.endpoints.push_back(endpoint);
+    if (impl_->gate) out.features = impl_->gate->features();
+    out.ready = impl_->ready;
+    out.failure = impl_->failure;
+    out.incidents = impl_->incidents;
+    return out;
+  });
+  if (result) return *result;
+  Snapshot out;
+  out.failure = result.error().to_string();
+  return out;
+}
+
+}  // namespace agentgate::host

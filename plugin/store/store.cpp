@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "plugin/store/store.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace agentgate::store {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFolders[] = {"networks", "endpoints", "policies", "damaged"};
+constexpr std::size_t kMaxFile = 16 << 20;
+
+class Fd {
+ public:
+  explicit Fd(int fd) : fd_(fd) {}
+  ~Fd() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Fd(const Fd&) = delete;
+  Fd& operator=(const Fd&) = delete;
+  [[nodiscard]] int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+Result<std::string> read_file(const fs::path& path) {
+  const Fd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (file.get() < 0) return fail_errno("read " + path.string());
+  std::string text;
+  char buffer[16384];
+  for (;;) {
+    const ssize_t length = ::read(file.get(), buffer, sizeof buffer);
+    if (length < 0 && errno == EINTR) continue;
+    if (length < 0) return fail_errno("read " + path.string());
+    if (length == 0) return text;
+    text.append(buffer, static_cast<std::size_t>(length));
+    if (text.size() > kMaxFile) return fail("read " + path.string(), "too large", EFBIG);
+  }
+}
+
+Status sync_directory(const fs::path& directory) {
+  const Fd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() < 0 || ::fsync(folder.get()) < 0) return fail_errno("sync " + directory.string());
+  return {};
+}
+
+Status write_file(const fs::path& path, const std::string& text) {
+  const std::string operation = "write " + path.string();
+  const fs::path temporary = path.string() + ".new";
+  {
+    const Fd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
+                         0600));
+    if (file.get() < 0) return fail_errno(operation, "free space or make the directory writable");
+    std::size_t at = 0;
+    while (at < text.size()) {
+      const ssize_t length = ::write(file.get(), text.data() + at, text.size() - at);
+      if (length < 0 && errno == EINTR) continue;
+      if (length < 0) {
+        auto error = fail_errno(operation, "free space or make the directory writable");
+        ::unlink(temporary.c_str());
+        return error;
+      }
+      at += static_cast<std::size_t>(length);
+    }
+    if (::fsync(file.get()) < 0) {
+      auto error = fail_errno(operation);
+      ::unlink(temporary.c_str());
+      return error;
+    }
+  }
+  if (::rename(temporary.c_str(), path.c_str()) < 0) {
+    auto error = fail_errno(operation);
+    ::unlink(temporary.c_str());
+    return error;
+  }
+  return sync_directory(path.parent_path());
+}
+
+Status remove_file(const fs::path& path) {
+  if (::unlink(path.c_str()) < 0) {
+    if (errno == ENOENT) return {};
+    return fail_errno("remove " + path.string());
+  }
+  return sync_directory(path.parent_path());
+}
+
+}  // namespace
+
+struct Store::Impl {
+  fs::path directory;
+  int lock = -1;
+  ~Impl() {
+    if (lock >= 0) ::close(lock);
+  }
+
+  [[nodiscard]] fs::path file(const char* folder, const std::string& name) const {
+    return directory / folder / (name + ".json");
+  }
+
+  void set_aside(const fs::path& path, const std::string& why, Contents& out) const {
+    const fs::path target =
+        directory / "damaged" / (path.filename().string() + "." + utc_now());
+    std::string message = path.string() + ": " + why;
+    if (::rename(path.c_str(), target.c_str()) == 0) {
+      message += "; moved to " + target.string() + ", what it described counts as gone";
+    } else {
+      message += std::string("; it cannot be moved away: ") + std::strerror(errno);
+    }
+    out.damaged.push_back(std::move(message));
+  }
+
+  // Hands every file of a folder to use(stem, text), which returns what is wrong with it.
+  template <class Use>
+  Status each(const char* folder, Contents& out, const Use& use) const {
+    std::error_code error;
+    std::vector<fs::path> paths;
+    for (fs::directory_iterator at(directory / folder, error), end; !error && at != end;
+         at.increment(error)) {
+      paths.push_back(at->path());
+    }
+    if (error) return fail("read " + (directory / folder).string(), "", error.value());
+    for (const fs::path& path : paths) {
+      if (path.extension() == ".new") {  // a write that a crash cut short
+        ::unlink(path.c_str());
+        continue;
+      }
+      if (path.extension() != ".json") {
+        set_aside(path, "not a file of agentgate's", out);
+        continue;
+      }
+      auto text = read_file(path);
+      if (!text) {
+        set_aside(path, text.error().to_string(), out);
+        continue;
+      }
+      const Status good = use(path.stem().string(), *text);
+      if (!good) set_aside(path, good.error().to_string(), out);
+    }
+    return {};
+  }
+};
+
+Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Store::~Store() = default;
+
+Result<std::unique_ptr<Store>> Store::open(const fs::path& directory) {
+  auto impl = std::make_unique<Impl>();
+  impl->directory = directory;
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) return fail("create " + directory.string(), "", error.value());
+  for (const char* folder : kFolders) {
+    if (::mkdir((directory / folder).c_str(), 0700) < 0 && errno != EEXIST) {
+      return fail_errno("create " + (directory / folder).string());
+    }
+  }
+  const std::string lock = (directory / "lock").string();
+  impl->lock = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (impl->lock < 0) return fail_errno("open " + lock);
+  if (::flock(impl->lock, LOCK_EX | LOCK_NB) < 0) {
+    return fail_errno("lock " + lock, "another agentgated uses this state directory");
+  }
+  return std::unique_ptr<Store>(new Store(std::move(impl)));
+}
+
+Result<Contents> Store::load() {
+  Contents out;
+  Status status = impl_->each("networks", out, [&](const std::string& stem, const std::string& text) {
+    auto record = decode_network(text);
+    if (!record) return Status(tl::unexpected(record.error()));
+    if (record->id.str() != stem) return Status(fail("network file", "its name is not its id", EBADMSG));
+    out.networks[record->id] = std::move(*record);
+    return Status();
+  });
+  if (!status) return tl::unexpected(status.error());
+  status = impl_->each("endpoints", out, [&](const std::string& stem, const std::string& text) {
+    auto record = decode_endpoint(text);
+    if (!record) return Status(tl::unexpected(record.error()));
+    if (record->id.str() != stem) return Status(fail("endpoint file", "its name is not its id", EBADMSG));
+    out.endpoints[record->id] = std::move(*record);
+    return Status();
+  });
+  if (!status) return tl::unexpected(status.error());
+  status = impl_->each("policies", out, [&](const std::string& stem, const std::string& text) {
+    if (const Status good = check_policy_name(stem); !good) return good;
+    out.resolutions[stem] = text;
+    return Status();
+  });
+  if (!status) return tl::unexpected(status.error());
+  return out;
+}
+
+Status Store::save(const NetworkRecord& network) {
+  return write_file(impl_->file("networks", network.id.str()), encode(network));
+}
+Status Store::save(const EndpointRecord& endpoint) {
+  return write_file(impl_->file("endpoints", endpoint.id.str()), encode(endpoint));
+}
+Status Store::save_resolution(const std::string& policy, const std::string& json) {
+  return write_file(impl_->file("policies", policy), json);
+}
+Status Store::remove(const NetworkId& id) {
+  return remove_file(impl_->file("networks", id.str()));
+}
+Status Store::remove(const EndpointId& id) {
+  return remove_file(impl_->file("endpoints", id.str()));
+}
+Status Store::remove_resolution(const std::string& policy) {
+  return remove_file(impl_->file("policies", policy));
+}
+
+}  // namespace agentgate::store
