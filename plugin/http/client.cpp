@@ -48,8 +48,8 @@ Result<Response> request(const std::filesystem::path& socket, const std::string&
     client.set_connection_timeout(timeout);
     client.set_read_timeout(timeout);
     client.set_write_timeout(timeout);
-    const httplib::Result got = method == "GET" ? client.Get(path)
-                                                : client.Post(path, body, "application/json");
+    const httplib::Result got =
+        method == "GET" ? client.Get(path) : client.Post(path, body, "application/json");
     if (!got) {
       const bool late = std::chrono::steady_clock::now() - started >= timeout;
       return fail(operation, late ? "no answer within the timeout" : "the connection was lost",

@@ -95,7 +95,7 @@ constexpr std::size_t kPathLimit = 256;  // the library matches paths with a rec
 }  // namespace
 
 struct Parser::Impl : httplib::Server {
-  Impl(const Options& given, Handler to) : options(given), handler(std::move(to)) {
+  Impl(const http::Options& given, http::Handler to) : options(given), handler(std::move(to)) {
     set_keep_alive_max_count(1);
     set_payload_max_length(options.body_limit);
     set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
@@ -148,8 +148,8 @@ struct Parser::Impl : httplib::Server {
       length = std::stoull(text);
     }
     if (length > options.body_limit) {
-      return refused(413, "the body is larger than " + std::to_string(options.body_limit) +
-                              " bytes");
+      return refused(413,
+                     "the body is larger than " + std::to_string(options.body_limit) + " bytes");
     }
     // 0.11.4 waits for the client to close when a POST says no length.
     if (request.method == "POST" && length > 0) return HandlerResponse::Unhandled;
@@ -189,8 +189,8 @@ struct Parser::Impl : httplib::Server {
   }
   bool run(httplib::Stream& stream) { return run(&Impl::process_request, stream); }
 
-  Options options;
-  Handler handler;
+  http::Options options;
+  http::Handler handler;
 };
 
 Parser::Parser(const Options& options, Handler handler)

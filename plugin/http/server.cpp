@@ -56,8 +56,10 @@ Result<sockaddr_un> address_of(const std::string& operation, const std::filesyst
   address.sun_family = AF_UNIX;
   const std::string& text = path.native();
   if (text.empty() || text[0] != '/' || text.size() >= sizeof address.sun_path) {
-    return fail(operation, "the socket must be an absolute path of at most " +
-                               std::to_string(sizeof address.sun_path - 1) + " bytes", EINVAL);
+    return fail(operation,
+                "the socket must be an absolute path of at most " +
+                    std::to_string(sizeof address.sun_path - 1) + " bytes",
+                EINVAL);
   }
   std::memcpy(address.sun_path, text.data(), text.size());
   return address;
@@ -130,7 +132,8 @@ void linger(int fd) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
   while (budget > 0) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-                          until - std::chrono::steady_clock::now()).count();
+                          until - std::chrono::steady_clock::now())
+                          .count();
     pollfd entry{fd, POLLIN, 0};
     if (left <= 0 || ::poll(&entry, 1, static_cast<int>(left)) <= 0) return;
     const ssize_t got = ::recv(fd, sink.data(), sink.size(), MSG_DONTWAIT);

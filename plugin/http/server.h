@@ -59,7 +59,7 @@ struct Options {
   std::optional<uid_t> owner;  // of the socket file; the process's when not given
   std::optional<gid_t> group;
   std::size_t connections = 128;
-  std::size_t body_limit = 1U << 20U;   // bytes
+  std::size_t body_limit = 1U << 20U;     // bytes
   std::size_t header_limit = 64U << 10U;  // bytes, request line included
   std::chrono::milliseconds read_timeout{5000};
   std::chrono::milliseconds write_timeout{5000};

@@ -162,13 +162,14 @@ TEST_F(HttpTest, RefusesBodiesItCannotBound) {
   start();
   const std::string large(1001, 'x');
   EXPECT_TRUE(status_is(ask(post("/a", large)), 413));
-  EXPECT_TRUE(status_is(ask("POST /a HTTP/1.1\r\nHost: \r\nContent-Length: 99999999999999999\r\n\r\n"),
-                        413));
-  EXPECT_TRUE(status_is(ask("POST /a HTTP/1.1\r\nHost: \r\nTransfer-Encoding: chunked\r\n\r\n"
-                            "2\r\n{}\r\n0\r\n\r\n"), 411));
-  EXPECT_TRUE(status_is(ask(post("/a", "xxxx", "Content-Encoding: gzip\r\n")), 415));
   EXPECT_TRUE(status_is(
-      ask(post("/a", "xxxx", "Content-Type: multipart/form-data; boundary=b\r\n")), 415));
+      ask("POST /a HTTP/1.1\r\nHost: \r\nContent-Length: 99999999999999999\r\n\r\n"), 413));
+  EXPECT_TRUE(status_is(ask("POST /a HTTP/1.1\r\nHost: \r\nTransfer-Encoding: chunked\r\n\r\n"
+                            "2\r\n{}\r\n0\r\n\r\n"),
+                        411));
+  EXPECT_TRUE(status_is(ask(post("/a", "xxxx", "Content-Encoding: gzip\r\n")), 415));
+  EXPECT_TRUE(
+      status_is(ask(post("/a", "xxxx", "Content-Type: multipart/form-data; boundary=b\r\n")), 415));
   EXPECT_EQ(calls_, 0);
   EXPECT_TRUE(status_is(ask(post("/a", std::string(1000, 'x'))), 200));
 }
@@ -177,8 +178,7 @@ TEST_F(HttpTest, RefusesLengthsThatCanBeReadTwoWays) {
   start();
   EXPECT_TRUE(status_is(
       ask("POST /a HTTP/1.1\r\nHost: \r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x"), 400));
-  EXPECT_TRUE(
-      status_is(ask("POST /a HTTP/1.1\r\nHost: \r\nContent-Length: abc\r\n\r\n{}"), 400));
+  EXPECT_TRUE(status_is(ask("POST /a HTTP/1.1\r\nHost: \r\nContent-Length: abc\r\n\r\n{}"), 400));
   EXPECT_TRUE(status_is(ask("POST /a HTTP/1.1\r\nHost: \r\nContent-Length: -1\r\n\r\n{}"), 400));
   EXPECT_EQ(calls_, 0);
 }
@@ -188,7 +188,8 @@ TEST_F(HttpTest, BoundsHeadersAndPaths) {
   options_.body_limit = 4096;
   start();
   std::string flood = "POST /a HTTP/1.1\r\nHost: \r\n";
-  for (int i = 0; i < 2000; ++i) flood += "X-" + std::to_string(i) + ": " + std::string(50, 'h') + "\r\n";
+  for (int i = 0; i < 2000; ++i)
+    flood += "X-" + std::to_string(i) + ": " + std::string(50, 'h') + "\r\n";
   const std::string answer = ask(flood + "Content-Length: 2\r\n\r\n{}");
   EXPECT_FALSE(status_is(answer, 200)) << answer;
   EXPECT_TRUE(status_is(ask("GET /" + std::string(3000, 'p') + " HTTP/1.1\r\n\r\n"), 414));
@@ -335,9 +336,11 @@ TEST_F(HttpTest, StopLeavesAnothersSocketAlone) {
 
 TEST_F(HttpTest, RefusesPathsThatDoNotFit) {
   options_.socket = directory_ / std::string(120, 's');
-  EXPECT_EQ(Server::start(options_, [](const Request&) { return Response{}; }).error().code, EINVAL);
+  EXPECT_EQ(Server::start(options_, [](const Request&) { return Response{}; }).error().code,
+            EINVAL);
   options_.socket = "relative.sock";
-  EXPECT_EQ(Server::start(options_, [](const Request&) { return Response{}; }).error().code, EINVAL);
+  EXPECT_EQ(Server::start(options_, [](const Request&) { return Response{}; }).error().code,
+            EINVAL);
 }
 
 TEST_F(HttpTest, TheClientSaysWhyNobodyAnswers) {
