@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "plugin/arm/audit.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+namespace agentgate::arm {
+
+Result<int> Audit::open() {
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(path_).parent_path(), ignored);
+  const int fd =
+      ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+  if (fd < 0) return fail_errno("open audit file " + path_, "make it writable, or set --audit-file");
+  return fd;
+}
+
+Status Audit::writable() {
+  if (path_.empty()) return {};
+  const auto fd = open();
+  if (!fd) return tl::unexpected(fd.error());
+  ::close(*fd);
+  return {};
+}
+
+Status Audit::write(const Report& report) {
+  if (path_.empty()) return {};
+  const std::string line = to_json(report) + "\n";
+  const std::lock_guard lock(mutex_);
+  const auto fd = open();
+  if (!fd) return tl::unexpected(fd.error());
+  // One write: O_APPEND keeps lines of several writers apart.
+  const ssize_t length = ::write(*fd, line.data(), line.size());
+  Status status;
+  if (length != static_cast<ssize_t>(line.size())) status = fail_errno("write audit file " + path_);
+  ::close(*fd);
+  return status;
+}
+
+}  // namespace agentgate::arm

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "plugin/arm/doctor.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "plugin/arm/checks.h"
+
+namespace agentgate::arm {
+namespace {
+
+std::string first_word(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  file >> word;
+  return word;
+}
+
+}  // namespace
+
+std::vector<Finding> examine(const Options& options, host::Ports& ports, engine::Api& engine) {
+  std::vector<Finding> out;
+  const auto add = [&](const char* check, const char* outcome, std::string seen, std::string mend) {
+    out.push_back({check, outcome, std::move(seen), std::move(mend)});
+  };
+  const auto from = [&](const char* check, const Evidence& evidence) {
+    if (evidence) {
+      add(check, "ok", *evidence, "");
+    } else {
+      add(check, "missing", evidence.error().to_string(), evidence.error().text);
+    }
+  };
+
+  from("daemon.capabilities", check_capabilities());
+  const host::Snapshot snapshot = ports.snapshot();
+  if (snapshot.ready) {
+    add("daemon.ready", "ok",
+        std::to_string(snapshot.networks.size()) + " networks, " +
+            std::to_string(snapshot.endpoints.size()) + " endpoints",
+        "");
+  } else {
+    add("daemon.ready", "missing", snapshot.failure, "mend what it says and restart agentgated");
+  }
+  const auto feature = [&](const char* check, bool have, const char* missing_outcome,
+                           const char* mend) {
+    add(check, have ? "ok" : missing_outcome, have ? "present" : "absent", have ? "" : mend);
+  };
+  feature("kernel.netdev_egress", snapshot.features.netdev_egress, "missing",
+          "needs Linux 5.16 or newer with CONFIG_NETFILTER_EGRESS");
+  feature("kernel.owner_persist", snapshot.features.owner_persist, "warning",
+          "needs Linux 6.9 or newer; without it another program's `nft flush ruleset` empties our "
+          "tables (closed ports stay closed by the bridge's port flags)");
+
+  const auto identity = engine.identify();
+  if (!identity) {
+    add("engine.api", "missing", identity.error().to_string(),
+        "start the engine, or give its socket with --engine-socket");
+  } else {
+    add("engine.api", "ok", "API " + identity->api_version + ", pid " +
+                                std::to_string(identity->process.pid), "");
+    from("engine.namespace", check_namespace(identity->process.pid));
+    const auto info = engine.info();
+    if (!info) {
+      add("engine.info", "missing", info.error().to_string(), "see the engine's log");
+    } else {
+      bool gvisor = false;
+      for (const auto& [name, runtime] : info->runtimes) {
+        const auto is = identify_runtime(name, runtime);
+        gvisor = gvisor || (is && *is == "runsc");
+      }
+      if (gvisor) {
+        add("runtime.runsc", "ok", "found in the engine's runtime table", "");
+      } else {
+        add("runtime.runsc", "warning", "no runtime of the engine is gVisor's runsc",
+            "install runsc and add it to \"runtimes\" in " + options.daemon_json +
+                ", or allow \"runc\" in your policies");
+      }
+      // Engines before 25.0.5 ask loopback resolvers from the host's namespace even for closed
+      // containers (CVE-2024-29018).
+      std::ifstream resolv(options.host_resolv_conf);
+      bool loopback = false;
+      for (std::string line; std::getline(resolv, line);) {
+        std::istringstream words(line);
+        std::string key;
+        std::string address;
+        words >> key >> address;
+        if (key == "nameserver" && (address.rfind("127.", 0) == 0 || address == "::1")) loopback = true;
+      }
+      const int major = std::atoi(info->server_version.c_str());
+      if (loopback && major < 25) {
+        add("resolver.loopback", "warning",
+            "engine " + info->server_version + " asks this host's loopback resolver for its "
+            "containers, past every gate (CVE-2024-29018)",
+            "set \"dns\": [\"ADDRESS\"] in " + options.daemon_json + " to one that is not loopback");
+      } else {
+        add("resolver.loopback", "ok", loopback ? "loopback resolver, engine does not forward to it "
+                                                  "for agentgate networks"
+                                                : "no loopback resolver", "");
+      }
+    }
+  }
+  const std::string v4 = first_word("/proc/sys/net/ipv4/ip_forward");
+  add("forwarding.ipv4", v4 == "1" ? "ok" : "missing", v4,
+      v4 == "1" ? "" : "run: sysctl -w net.ipv4.ip_forward=1");
+  const std::string v6 = first_word("/proc/sys/net/ipv6/conf/all/forwarding");
+  const bool need_v6 = std::any_of(snapshot.networks.begin(), snapshot.networks.end(),
+                                   [](const auto& network) { return network.gateway6.has_value(); });
+  add("forwarding.ipv6", v6 == "1" || !need_v6 ? "ok" : "missing",
+      v6 + (need_v6 ? "" : " (no network with IPv6)"),
+      v6 == "1" || !need_v6 ? "" : "run: sysctl -w net.ipv6.conf.all.forwarding=1");
+
+  const auto names = policy::list(options.policy_directory);
+  if (!names) {
+    add("policies.directory", "missing", names.error().to_string(), "make it readable for root");
+  } else {
+    std::vector<std::string> all = *names;
+    if (std::find(all.begin(), all.end(), "default") == all.end()) all.emplace_back("default");
+    for (const std::string& name : all) {
+      const auto loaded = policy::load(options.policy_directory, name);
+      const std::string check = "policy." + name;
+      if (loaded) {
+        add(check.c_str(), "ok", "revision " + loaded->revision, "");
+      } else {
+        add(check.c_str(), "missing", loaded.error().text, "mend the file; see docs/policy.md");
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace agentgate::arm

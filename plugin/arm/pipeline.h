@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//
+// The arm pipeline (DESIGN.md, 4): thirteen steps in five phases. A step that fails ends the run;
+// before step 11 nothing is rolled back, since the port is simply still closed. From step 11 on a
+// failure closes the port again at once.
+//
+// It asks the engine and the kernel, compares, and decides; it changes the kernel only through
+// host::Ports. Operations on one container are serialised.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plugin/arm/service.h"
+#include "plugin/engine/engine.h"
+#include "plugin/host/host.h"
+
+namespace agentgate::arm {
+
+struct Options {
+  std::filesystem::path policy_directory = "/etc/agentgate/policies";
+  std::string daemon_json = "/etc/docker/daemon.json";
+  std::string audit_file;              // empty: none
+  std::vector<std::string> resolvers;  // for the names of policies; empty: the host's own
+  std::string host_resolv_conf = "/etc/resolv.conf";
+};
+
+class Pipeline : public Service {
+ public:
+  // Both must outlive the pipeline.
+  Pipeline(Options options, host::Ports& ports, engine::Api& engine);
+  ~Pipeline() override;
+
+  Report arm(const ArmRequest& request) override;
+  Report disarm(const std::string& container) override;
+  Report check(const std::string& container) override;
+  std::vector<Refreshed> refresh(const std::optional<std::string>& policy) override;
+  host::Snapshot status() override;
+  std::vector<Finding> doctor() override;
+
+ private:
+  struct Impl;
+  struct Run;
+  std::unique_ptr<Impl> impl_;
+};
+
+// For host::Options::compile_policy: a policy file and a resolution to kernel terms.
+[[nodiscard]] std::optional<netdriver::PolicySpec> compile_from_disk(
+    const std::filesystem::path& policy_directory, const std::string& policy,
+    const policy::Resolution& resolution, const std::vector<IpAddress>& host);
+
+}  // namespace agentgate::arm
