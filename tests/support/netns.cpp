@@ -18,8 +18,8 @@ NetNamespace::NetNamespace() {
   std::exception_ptr error;
   std::thread([&] {
     if (::unshare(CLONE_NEWNET) != 0) {
-      error = std::make_exception_ptr(std::runtime_error(std::string("unshare: ") +
-                                                         std::strerror(errno)));
+      error = std::make_exception_ptr(
+          std::runtime_error(std::string("unshare: ") + std::strerror(errno)));
       return;
     }
     fd_ = ::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
@@ -36,11 +36,13 @@ std::string NetNamespace::path() const {
   return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd_);
 }
 
-void NetNamespace::run(const std::function<void()>& work) const {
+void NetNamespace::run_inside(const std::function<void()>& work) const {
   std::exception_ptr error;
   std::thread([&] {
     try {
-      if (::setns(fd_, CLONE_NEWNET) != 0) throw std::runtime_error("setns");
+      if (::setns(fd_, CLONE_NEWNET) != 0) {
+        throw std::runtime_error(std::string("setns: ") + std::strerror(errno));
+      }
       work();
     } catch (...) {
       error = std::current_exception();
@@ -52,7 +54,8 @@ void NetNamespace::run(const std::function<void()>& work) const {
 Output NetNamespace::exec(const std::vector<std::string>& argv) const {
   int out[2];
   int err[2];
-  if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) throw std::runtime_error("pipe");
+  if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0)
+    throw std::runtime_error("pipe");
   std::vector<char*> arguments;
   for (const auto& argument : argv) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
@@ -103,6 +106,37 @@ std::string NetNamespace::must(const std::vector<std::string>& argv) const {
 
 nlohmann::json NetNamespace::json(const std::vector<std::string>& argv) const {
   return nlohmann::json::parse(must(argv));
+}
+
+namespace {
+
+// IPv6 addresses are usable at once: a test would wait a second for DAD otherwise.
+void configure(const LinkEnd& end) {
+  if (!end.mac.empty()) end.where.must({"ip", "link", "set", end.name, "address", end.mac});
+  for (const auto& address : end.addresses) {
+    std::vector<std::string> command = {"ip", "addr", "add", address, "dev", end.name};
+    if (address.find(':') != std::string::npos) command.emplace_back("nodad");
+    end.where.must(command);
+  }
+  end.where.must({"ip", "link", "set", end.name, "up"});
+}
+
+}  // namespace
+
+void make_veth(const LinkEnd& a, const LinkEnd& b) {
+  a.where.must({"ip", "link", "add", a.name, "type", "veth", "peer", "name", b.name, "netns",
+                b.where.path()});
+  configure(a);
+  configure(b);
+}
+
+void make_bridge(const LinkEnd& bridge) {
+  bridge.where.must({"ip", "link", "add", bridge.name, "type", "bridge"});
+  configure(bridge);
+}
+
+void enslave(const NetNamespace& where, const std::string& bridge, const std::string& port) {
+  where.must({"ip", "link", "set", port, "master", bridge});
 }
 
 void KernelTest::SetUp() {
