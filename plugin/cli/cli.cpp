@@ -108,9 +108,9 @@ int check_policy_file(const Settings& settings, const std::string& file, std::os
     for (const auto& error : result.errors) err << error << "\n";
     for (const auto& warning : result.warnings) err << "warning: " << warning << "\n";
     if (good) {
-      out << file << ": policy " << name << " is good (" << result.policy.names.size()
-          << " names, " << result.policy.prefixes.size() << " prefixes, revision "
-          << result.policy.revision << ")\n";
+      out << file << ": policy " << name << " is good (" << result.policy.names.size() << " names, "
+          << result.policy.prefixes.size() << " prefixes, revision " << result.policy.revision
+          << ")\n";
     }
   }
   return good ? 0 : 1;
@@ -132,8 +132,9 @@ int list_policies(const Settings& settings, std::ostream& out, std::ostream& err
                     {"revision", loaded ? loaded->revision : ""},
                     {"description", loaded ? loaded->description : ""},
                     {"error", loaded ? "" : loaded.error().text}});
-    text += name + (loaded ? "  " + loaded->revision + "  " + loaded->description
-                           : "  refused: " + loaded.error().to_string()) +
+    text += name +
+            (loaded ? "  " + loaded->revision + "  " + loaded->description
+                    : "  refused: " + loaded.error().to_string()) +
             "\n";
     if (!loaded) worst = 1;
   };
@@ -178,7 +179,8 @@ int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   arm->add_option("--policy", policy, "Policy, instead of the endpoint's or network's");
   auto* disarm = app.add_subcommand("disarm", "Close containers again; their live flows are cut");
   disarm->add_option("NAME", containers, "Names or ids")->required();
-  auto* check = app.add_subcommand("check", "Say whether containers are closed, released or inconsistent");
+  auto* check =
+      app.add_subcommand("check", "Say whether containers are closed, released or inconsistent");
   check->add_option("NAME", containers, "Names or ids")->required();
   auto* refresh = app.add_subcommand("refresh", "Read policies and resolve their names again");
   auto* only = refresh->add_option("--policy", policy, "Only this policy");

@@ -56,7 +56,8 @@ std::optional<ordered_json> ask(const Context& context, const std::string& metho
   }
   if (response->status != 200) {
     const auto error = answer.value("error", ordered_json::object());
-    std::cerr << "agentgate: " << error.value("field", "") << " " << error.value("text", "") << "\n";
+    std::cerr << "agentgate: " << error.value("field", "") << " " << error.value("text", "")
+              << "\n";
     exit = kUsage;
     return std::nullopt;
   }
@@ -111,7 +112,8 @@ int each_container(const Context& context, const std::vector<std::string>& conta
 
 int refresh(const Context& context, const std::string& policy) {
   int exit = 0;
-  const ordered_json body = policy.empty() ? ordered_json::object() : ordered_json{{"policy", policy}};
+  const ordered_json body =
+      policy.empty() ? ordered_json::object() : ordered_json{{"policy", policy}};
   const auto answer = ask(context, "POST", "/v1/refresh", body, exit);
   if (!answer) return exit;
   show(context, *answer, [](const ordered_json& root) {
@@ -142,13 +144,13 @@ int status(const Context& context) {
                 "CONTAINER", "POLICY");
     for (const auto& endpoint : root.value("endpoints", ordered_json::array())) {
       const auto release = endpoint.value("release", ordered_json());
-      std::printf("%-15s %-15s %-20s %-9s %-24s %s\n", endpoint.value("port", "").c_str(),
-                  endpoint.value("network", "").substr(0, 12).c_str(),
-                  endpoint["address4"].is_string() ? endpoint["address4"].get<std::string>().c_str()
-                                                   : "-",
-                  endpoint.value("state", "").c_str(),
-                  release.is_object() ? release.value("container_name", "").c_str() : "-",
-                  release.is_object() ? release.value("policy", "").c_str() : "-");
+      std::printf(
+          "%-15s %-15s %-20s %-9s %-24s %s\n", endpoint.value("port", "").c_str(),
+          endpoint.value("network", "").substr(0, 12).c_str(),
+          endpoint["address4"].is_string() ? endpoint["address4"].get<std::string>().c_str() : "-",
+          endpoint.value("state", "").c_str(),
+          release.is_object() ? release.value("container_name", "").c_str() : "-",
+          release.is_object() ? release.value("policy", "").c_str() : "-");
     }
     for (const auto& incident : root.value("incidents", ordered_json::array())) {
       std::printf("incident %s\n", incident.get<std::string>().c_str());
@@ -268,17 +270,21 @@ int main(int argc, char** argv) {
   auto* arm = app.add_subcommand("arm", "verify a paused container and release its port");
   arm->add_option("container", containers, "names or ids")->required();
   arm->add_option("--policy", policy, "policy to use instead of the endpoint's or network's");
-  arm->callback([&] { work = [&] { return each_container(context, containers, "/v1/arm", policy); }; });
+  arm->callback(
+      [&] { work = [&] { return each_container(context, containers, "/v1/arm", policy); }; });
 
   auto* disarm = app.add_subcommand("disarm", "close a container's port, live flows included");
   disarm->add_option("container", containers, "names or ids")->required();
-  disarm->callback([&] { work = [&] { return each_container(context, containers, "/v1/disarm", ""); }; });
+  disarm->callback(
+      [&] { work = [&] { return each_container(context, containers, "/v1/disarm", ""); }; });
 
   auto* check = app.add_subcommand("check", "say what a container's port is, from the kernel");
   check->add_option("container", containers, "names or ids")->required();
-  check->callback([&] { work = [&] { return each_container(context, containers, "/v1/check", ""); }; });
+  check->callback(
+      [&] { work = [&] { return each_container(context, containers, "/v1/check", ""); }; });
 
-  auto* refresh_command = app.add_subcommand("refresh", "resolve names again and update policies in use");
+  auto* refresh_command =
+      app.add_subcommand("refresh", "resolve names again and update policies in use");
   bool all = false;
   auto* only = refresh_command->add_option("--policy", policy, "this policy only");
   refresh_command->add_flag("--all", all, "every policy in use (the default)")->excludes(only);
@@ -298,7 +304,8 @@ int main(int argc, char** argv) {
   policies->require_subcommand(1);
   std::string file;
   std::string directory = "/etc/agentgate/policies";
-  auto* policy_check_command = policies->add_subcommand("check", "parse a policy file and report all its errors");
+  auto* policy_check_command =
+      policies->add_subcommand("check", "parse a policy file and report all its errors");
   policy_check_command->add_option("file", file, "policy file")->required();
   policy_check_command->callback([&] { work = [&] { return policy_check(context, file); }; });
   auto* policy_list_command = policies->add_subcommand("list", "list the policies of a directory");

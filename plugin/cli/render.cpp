@@ -126,7 +126,8 @@ std::string render_status(const json& status) {
     out += "not ready: the state is still being restored\n";
   }
   out += "networks\n";
-  std::vector<std::vector<std::string>> rows{{"NETWORK", "BRIDGE", "GATEWAY", "GATEWAY6", "POLICY"}};
+  std::vector<std::vector<std::string>> rows{
+      {"NETWORK", "BRIDGE", "GATEWAY", "GATEWAY6", "POLICY"}};
   for (const json& one : list_of(status, "networks")) {
     rows.push_back({first_twelve(text_of(one, "id")), text_of(one, "bridge"),
                     text_of(one, "gateway4"), text_of(one, "gateway6"), text_of(one, "policy")});

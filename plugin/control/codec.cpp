@@ -76,8 +76,9 @@ Decoded<std::string> container_of(const json& object) {
                       return alnum(c) || c == '_' || c == '.' || c == '-';
                     });
   if (!good) {
-    return bad("container", quoted(text) + " is not the name or id of a container (letters, "
-                                           "digits, '_', '.', '-')");
+    return bad("container", quoted(text) +
+                                " is not the name or id of a container (letters, "
+                                "digits, '_', '.', '-')");
   }
   return text;
 }

@@ -75,10 +75,10 @@ struct Control::Route {
 
 const std::vector<Control::Route>& Control::table() {
   static const std::vector<Route> routes = {
-      {"POST", "/v1/arm", &Control::arm},         {"POST", "/v1/disarm", &Control::disarm},
-      {"POST", "/v1/check", &Control::check},     {"POST", "/v1/refresh", &Control::refresh},
-      {"GET", "/v1/status", &Control::status},    {"GET", "/v1/version", &Control::version},
-      {"GET", "/v1/health", &Control::health},    {"GET", "/v1/doctor", &Control::doctor}};
+      {"POST", "/v1/arm", &Control::arm},      {"POST", "/v1/disarm", &Control::disarm},
+      {"POST", "/v1/check", &Control::check},  {"POST", "/v1/refresh", &Control::refresh},
+      {"GET", "/v1/status", &Control::status}, {"GET", "/v1/version", &Control::version},
+      {"GET", "/v1/health", &Control::health}, {"GET", "/v1/doctor", &Control::doctor}};
   return routes;
 }
 

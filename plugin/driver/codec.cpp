@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint32_t kLeastMtu = 576;      // RFC 791: what every host must take
+constexpr std::uint32_t kLeastMtu = 576;     // RFC 791: what every host must take
 constexpr std::uint32_t kLeastMtuV6 = 1280;  // RFC 8200, 5
 constexpr std::uint32_t kMostMtu = 65535;
 
@@ -133,7 +133,8 @@ Result<std::optional<BasicInterfaceAddress<Address>>> gateway_of(const json& req
   }
   if (gateway->address == pool->first() ||
       (Address::family == Family::ipv4 && gateway->address == pool->last())) {
-    return refuse(where + ".Gateway", *gateway_text + " is the network's own or broadcast address of " +
+    return refuse(where + ".Gateway", *gateway_text +
+                                          " is the network's own or broadcast address of " +
                                           *pool_text + "; choose another with --gateway");
   }
   if (const json* aux = find(entry, "AuxAddresses"); aux != nullptr && !aux->is_object()) {
@@ -142,8 +143,7 @@ Result<std::optional<BasicInterfaceAddress<Address>>> gateway_of(const json& req
   return out;
 }
 
-constexpr const char* kNetworkKeys =
-    "agentgate.policy, agentgate.mtu and agentgate.masquerade";
+constexpr const char* kNetworkKeys = "agentgate.policy, agentgate.mtu and agentgate.masquerade";
 
 Status read_network_option(const std::string& key, const json& node, NetworkRecord& out) {
   if (starts_with(key, "com.docker.")) {
@@ -153,8 +153,8 @@ Status read_network_option(const std::string& key, const json& node, NetworkReco
     if (key == "com.docker.network.bridge.enable_ip_masquerade") {
       return refuse(key, "has no effect here; use -o agentgate.masquerade=true|false");
     }
-    return refuse(key.substr(0, 80), std::string("has no effect here; the options of a network are ") +
-                                         kNetworkKeys);
+    return refuse(key.substr(0, 80),
+                  std::string("has no effect here; the options of a network are ") + kNetworkKeys);
   }
   if (!node.is_string()) return refuse(key.substr(0, 80), "must be a string");
   const auto& value = node.get_ref<const std::string&>();
@@ -180,8 +180,8 @@ Status read_network_option(const std::string& key, const json& node, NetworkReco
     out.masquerade = value == "true";
     return {};
   }
-  return refuse(in_quotes(key), std::string("is not an option that agentgate knows; there are ") +
-                                 kNetworkKeys);
+  return refuse(in_quotes(key),
+                std::string("is not an option that agentgate knows; there are ") + kNetworkKeys);
 }
 
 Status read_network_options(const json& options, NetworkRecord& out) {
@@ -280,8 +280,8 @@ Status check_address(const std::optional<Address>& address,
   }
   const auto pool = gateway->prefix();
   if (!pool.contains(*address)) {
-    return refuse(field, address->to_string() + " is not in the network's subnet " +
-                             pool.to_string());
+    return refuse(field,
+                  address->to_string() + " is not in the network's subnet " + pool.to_string());
   }
   if (*address == gateway->address) {
     return refuse(field, address->to_string() + " is the network's gateway");
@@ -329,8 +329,8 @@ Result<NetworkRecord> decode_create_network(std::string_view body) {
       return refuse("IPv4Data", "the network has no subnet; give one with --subnet");
     }
     if (out.gateway6 && out.mtu < kLeastMtuV6) {
-      return refuse("agentgate.mtu", "must be at least 1280 on a network with IPv6, not " +
-                                         std::to_string(out.mtu));
+      return refuse("agentgate.mtu",
+                    "must be at least 1280 on a network with IPv6, not " + std::to_string(out.mtu));
     }
     return out;
   });
@@ -412,7 +412,8 @@ Result<NetworkId> decode_network(std::string_view body) {
 }
 
 Status check_addresses(const EndpointRecord& endpoint, const NetworkRecord& network) {
-  if (Status good = check_address(endpoint.address4, network.gateway4, "Interface.Address"); !good) {
+  if (Status good = check_address(endpoint.address4, network.gateway4, "Interface.Address");
+      !good) {
     return good;
   }
   return check_address(endpoint.address6, network.gateway6, "Interface.AddressIPv6");
@@ -448,12 +449,12 @@ std::string encode_join(const host::Port& port) {
     add("::/1", gateway);
     add("8000::/1", gateway);
   }
-  return dump({{"InterfaceName",
-                {{"SrcName", peer_name(port.endpoint.id).str()}, {"DstPrefix", "eth"}}},
-               {"Gateway", ""},
-               {"GatewayIPv6", ""},
-               {"StaticRoutes", std::move(routes)},
-               {"DisableGatewayService", true}});
+  return dump(
+      {{"InterfaceName", {{"SrcName", peer_name(port.endpoint.id).str()}, {"DstPrefix", "eth"}}},
+       {"Gateway", ""},
+       {"GatewayIPv6", ""},
+       {"StaticRoutes", std::move(routes)},
+       {"DisableGatewayService", true}});
 }
 
 std::string encode_endpoint_info(const EndpointId& endpoint) {

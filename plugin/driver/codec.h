@@ -19,7 +19,7 @@
 namespace agentgate::driver {
 
 struct CreateEndpointRequest {
-  EndpointRecord endpoint;    // with a MAC in any case
+  EndpointRecord endpoint;     // with a MAC in any case
   bool mac_requested = false;  // the MAC came with the request: it must not come back
 };
 
