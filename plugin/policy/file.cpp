@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,12 +7,11 @@
 #include <cstring>
 
 #include "plugin/model.h"
+#include "plugin/policy/keys.h"
 #include "plugin/policy/policy.h"
 
 namespace agentgate::policy {
 namespace {
-
-constexpr off_t kMaxFile = 4 << 20;
 
 struct Fd {
   int fd;
@@ -26,8 +24,10 @@ struct Fd {
 Status only_root_writes(const struct stat& status, const std::string& path,
                         const std::string& operation) {
   if (status.st_uid != 0) {
-    return fail(operation, path + " belongs to uid " + std::to_string(status.st_uid) +
-                               "; run: chown root " + path, EPERM);
+    return fail(
+        operation,
+        path + " belongs to uid " + std::to_string(status.st_uid) + "; run: chown root " + path,
+        EPERM);
   }
   if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return fail(operation, path + " can be written by others than root; run: chmod go-w " + path,
@@ -36,37 +36,33 @@ Status only_root_writes(const struct stat& status, const std::string& path,
   return {};
 }
 
-std::string hash_prefix(const std::string& text) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned length = 0;
-  if (EVP_Digest(text.data(), text.size(), digest, &length, EVP_sha256(), nullptr) != 1) return "";
-  static constexpr char hex[] = "0123456789abcdef";
-  std::string out;
-  for (unsigned i = 0; i < 6 && i < length; ++i) {
-    out += hex[digest[i] >> 4];
-    out += hex[digest[i] & 0xF];
-  }
-  return out;
-}
-
 }  // namespace
 
 Result<Policy> load(const std::filesystem::path& directory, const std::string& name) {
   const std::string operation = "policy " + name;
   if (const Status good = check_policy_name(name); !good) return tl::unexpected(good.error());
-  const Fd folder{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  const Fd folder{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
   const std::string file = name + ".json";
   const std::string path = (directory / file).string();
-  if (folder.fd < 0 && (errno != ENOENT || name != "default")) {
-    return fail_errno(operation, "open " + directory.string());
+  if (folder.fd < 0 && (errno == ENOTDIR || errno == ELOOP)) {
+    return fail(operation,
+                directory.string() +
+                    " is a symbolic link or not a directory; put the "
+                    "directory itself there",
+                ENOTDIR);
   }
+  if (folder.fd < 0 && errno == ENOENT && name != "default") {
+    return fail(operation, "there is no " + path + "; write it, or name another policy", ENOENT);
+  }
+  if (folder.fd < 0 && errno != ENOENT) return fail_errno(operation, "open " + directory.string());
   if (folder.fd < 0) return builtin();
   struct stat status {};
   if (::fstat(folder.fd, &status) < 0) return fail_errno(operation, "stat " + directory.string());
   if (Status good = only_root_writes(status, directory.string(), operation); !good) {
     return tl::unexpected(good.error());
   }
-  const Fd opened{::openat(folder.fd, file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
+  const Fd opened{
+      ::openat(folder.fd, file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
   if (opened.fd < 0 && errno == ENOENT) {
     if (name == "default") return builtin();
     return fail(operation, "there is no " + path + "; write it, or name another policy", ENOENT);
@@ -80,7 +76,8 @@ Result<Policy> load(const std::filesystem::path& directory, const std::string& n
   if (Status good = only_root_writes(status, path, operation); !good) {
     return tl::unexpected(good.error());
   }
-  if (status.st_size > kMaxFile) return fail(operation, path + " is larger than 4 MiB", EFBIG);
+  if (static_cast<std::size_t>(status.st_size) > kMaxFileSize)
+    return fail(operation, path + " is larger than 4 MiB", EFBIG);
   std::string text;
   char buffer[16384];
   for (;;) {
@@ -89,7 +86,7 @@ Result<Policy> load(const std::filesystem::path& directory, const std::string& n
     if (length < 0) return fail_errno(operation, "read " + path);
     if (length == 0) break;
     text.append(buffer, static_cast<std::size_t>(length));
-    if (text.size() > static_cast<std::size_t>(kMaxFile)) {
+    if (text.size() > kMaxFileSize) {
       return fail(operation, path + " is larger than 4 MiB", EFBIG);
     }
   }
@@ -99,7 +96,6 @@ Result<Policy> load(const std::filesystem::path& directory, const std::string& n
     for (const auto& error : parsed.errors) all += (all.empty() ? "" : "\n") + error;
     return fail(operation, all, EINVAL);
   }
-  parsed.policy.revision = hash_prefix(text);
   return std::move(parsed.policy);
 }
 

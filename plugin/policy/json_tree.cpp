@@ -11,10 +11,13 @@ namespace agentgate::policy {
 namespace {
 
 constexpr std::size_t kMaxDepth = 16;
+constexpr std::size_t kMaxKeys = 64;
+constexpr std::size_t kMaxValues = 200'000;
 
 // Tells how far the reader has come.
 struct Cursor {
   const char* at = nullptr;
+  bool ended = false;  // it asked for more than there is
 };
 class CountingIterator {
  public:
@@ -35,8 +38,11 @@ class CountingIterator {
     ++*this;
     return before;
   }
-  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
-  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
+  bool operator==(const CountingIterator& other) const {
+    if (at_ == other.at_) cursor_->ended = true;
+    return at_ == other.at_;
+  }
+  bool operator!=(const CountingIterator& other) const { return !(*this == other); }
 
  private:
   const char* at_;
@@ -76,8 +82,11 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   bool key(string_t& value) override {
     const Place at = token_start();
     Node& object = *stack_.back();
+    if (object.keys.size() >= kMaxKeys) {
+      return stop("more than " + std::to_string(kMaxKeys) + " keys in one object", at);
+    }
     if (std::find(object.keys.begin(), object.keys.end(), value) != object.keys.end()) {
-      return stop("key \"" + value + "\" stands twice; keep one of them", at);
+      result_.problems.push_back({at, "key " + quote(value) + " stands twice; keep one of them"});
     }
     object.keys.push_back(std::move(value));
     object.key_places.push_back(at);
@@ -86,22 +95,26 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t /*position*/, const std::string& token,
                    const nlohmann::detail::exception& /*error*/) override {
     // The reader's own text speaks of its insides; the place is what helps.
-    return stop(token.empty() ? "the file ends in the middle of the JSON"
-                              : "not JSON at this place (near " + printable(token) + ")",
-                place_of(static_cast<std::size_t>(cursor_.at - text_.data())));
+    const auto behind = static_cast<std::size_t>(cursor_.at - text_.data());
+    if (started_ && stack_.empty()) {
+      return stop("something stands behind the last '}'; remove it", place_of(last_));
+    }
+    if (cursor_.ended) return stop("the file ends in the middle of the JSON", place_of(behind));
+    const std::size_t offset = behind == 0 ? 0 : behind - 1;
+    if (text_[offset] == '\0') return stop("a NUL byte; this is not a text file", place_of(offset));
+    if (text_[offset] == '/' || text_[offset] == '#') {
+      return stop("JSON has no comments; write them under the key \"comment\"", place_of(offset));
+    }
+    return stop("not JSON at this place, near " + quote(token) +
+                    "; look for a comma, quote or bracket that is missing or too much, or for "
+                    "bytes that are not UTF-8",
+                place_of(offset));
   }
 
  private:
-  static std::string printable(const std::string& token) {
-    std::string out = "'";
-    for (const char c : token.substr(0, 40)) out += c >= 0x20 && c < 0x7F ? c : '.';
-    return out + "'";
-  }
   bool stop(std::string text, Place at) {
-    if (result_.error.empty()) {
-      result_.error = std::move(text);
-      result_.at = at;
-    }
+    if (!stopped_) result_.problems.push_back({at, std::move(text)});
+    stopped_ = true;
     return false;
   }
   Place place_of(std::size_t offset) {
@@ -124,18 +137,22 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   // is neither white space nor a separator.
   Place token_start() {
     std::size_t at = last_;
-    while (at < text_.size() && std::string_view(" \t\r\n,:").find(text_[at]) != std::string::npos) {
+    while (at < text_.size() &&
+           std::string_view(" \t\r\n,:").find(text_[at]) != std::string::npos) {
       ++at;
     }
     last_ = static_cast<std::size_t>(cursor_.at - text_.data());
     return place_of(at);
   }
   template <class Fill = void (*)(Node&)>
-  bool put(Node::Kind kind, const Fill& fill = [](Node&) {}) {
+  bool put(
+      Node::Kind kind, const Fill& fill = [](Node&) {}) {
     Node node;
     node.kind = kind;
     node.at = token_start();
+    if (++values_ > kMaxValues) return stop("more values than any policy has", node.at);
     fill(node);
+    started_ = true;
     if (stack_.empty()) {
       result_.root = std::move(node);
     } else {
@@ -145,7 +162,7 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   }
   bool open(Node::Kind kind) {
     if (stack_.size() >= kMaxDepth) return stop("nested too deeply", token_start());
-    put(kind);
+    if (!put(kind)) return false;
     stack_.push_back(stack_.empty() ? &result_.root : &stack_.back()->items.back());
     return true;
   }
@@ -159,7 +176,8 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   const Cursor& cursor_;
   TreeResult& result_;
   std::vector<Node*> stack_;  // only the last one of each level grows: no pointer moves
-  std::size_t last_ = 0, scanned_ = 0;
+  std::size_t last_ = 0, scanned_ = 0, values_ = 0;
+  bool started_ = false, stopped_ = false;
   Place place_;
 };
 
@@ -196,11 +214,20 @@ TreeResult read_tree(std::string_view text) {
   TreeResult result;
   Cursor cursor{text.data()};
   Reader reader(text, cursor, result);
-  const bool good = nlohmann::json::sax_parse(CountingIterator(text.data(), &cursor),
+  result.complete = nlohmann::json::sax_parse(CountingIterator(text.data(), &cursor),
                                               CountingIterator(text.data() + text.size(), &cursor),
                                               &reader, nlohmann::json::input_format_t::json, true);
-  if (!good && result.error.empty()) result.error = "not JSON";
+  if (!result.complete && result.problems.empty()) result.problems.push_back({{}, "not JSON"});
   return result;
+}
+
+std::string quote(std::string_view text) {
+  std::string out = "'";
+  for (const char c : text.substr(0, 100)) {
+    const auto byte = static_cast<unsigned char>(c);
+    out += byte < 0x20 || byte >= 0x7F ? '.' : c;
+  }
+  return out + (text.size() > 100 ? "…'" : "'");
 }
 
 }  // namespace agentgate::policy

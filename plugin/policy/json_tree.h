@@ -2,6 +2,7 @@
 //
 // JSON with places: a small tree in which every value knows its line and column, and in which a
 // key that stands twice is an error. nlohmann's reader does the reading (its SAX interface).
+// Knows nothing of policies. Pure; may be used from any thread.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ struct Node {
   bool boolean = false;
   std::int64_t integer = 0;
   std::string string;
-  std::vector<Node> items;         // array; object: values
-  std::vector<std::string> keys;   // object, in step with items
+  std::vector<Node> items;        // array; object: values
+  std::vector<std::string> keys;  // object, in step with items
   std::vector<Place> key_places;
 
   [[nodiscard]] const Node* find(std::string_view key) const;
@@ -34,11 +35,19 @@ struct Node {
 [[nodiscard]] const char* to_string(Node::Kind kind);
 
 struct TreeResult {
+  struct Problem {
+    Place at;
+    std::string text;
+  };
   Node root;
-  std::string error;  // empty when good
-  Place at;           // of the error
+  bool complete = false;          // false: not JSON, and `root` is of no use
+  std::vector<Problem> problems;  // what is not JSON, or each key that stands twice
 };
-// At most 16 levels deep.
+// Bounds, so that no text can cost more than its size: 16 levels, 64 keys in an object, 200,000
+// values. A second value under one key is not in the tree.
 [[nodiscard]] TreeResult read_tree(std::string_view text);
+
+// `text` in single quotes, fit for a terminal: control characters as '.', cut after 100 bytes.
+[[nodiscard]] std::string quote(std::string_view text);
 
 }  // namespace agentgate::policy

@@ -51,15 +51,16 @@ struct Policy {
   std::string name;
   std::string description;
   std::vector<NameRule> names;
-  std::vector<PrefixRule> prefixes;        // allow
-  std::vector<PrefixRule> private_rules;   // exceptions to the always-deny set: one address, one port
-  std::vector<PrefixRule> deny;            // services empty: all
-  std::vector<IpAddress> resolvers;        // allowed on udp/53 and tcp/53, and written to resolv.conf
-  std::vector<std::string> runtimes;       // allowed OCI runtimes, by what they are: "runsc", "runc"
+  std::vector<PrefixRule> prefixes;  // allow
+  std::vector<PrefixRule>
+      private_rules;                  // exceptions to the always-deny set: one address, one port
+  std::vector<PrefixRule> deny;       // services empty: all
+  std::vector<IpAddress> resolvers;   // allowed on udp/53 and tcp/53, and written to resolv.conf
+  std::vector<std::string> runtimes;  // allowed OCI runtimes, by what they are: "runsc", "runc"
   bool reject = true;
-  std::chrono::seconds refresh{300};       // resolve again at arm when older than this
-  std::chrono::seconds grace{3600};        // an address that rotated out stays allowed this long
-  std::string revision;                    // first 12 hex digits of the SHA-256 of the file
+  std::chrono::seconds refresh{300};  // resolve again at arm when older than this
+  std::chrono::seconds grace{3600};   // an address that rotated out stays allowed this long
+  std::string revision;               // first 12 hex digits of the SHA-256 of the file
 };
 
 // Parses and validates. Every problem found is reported, not only the first; errors name file,
@@ -90,10 +91,10 @@ struct ResolvedAddress {
 };
 
 struct ResolvedName {
-  std::vector<ResolvedAddress> addresses;  // sorted by address
-  std::chrono::system_clock::time_point resolved_at;
-  std::chrono::seconds ttl{0};   // least of the chain
-  std::string error;             // of the last attempt; empty when it succeeded
+  std::vector<ResolvedAddress> addresses;             // sorted by address
+  std::chrono::system_clock::time_point resolved_at;  // the last attempt, good or bad
+  std::chrono::seconds ttl{0};                        // least of the chain
+  std::string error;  // of the last attempt; empty when it succeeded
   bool operator==(const ResolvedName&) const = default;
 };
 
@@ -117,8 +118,9 @@ class Resolver {
   Resolver(const Resolver&) = delete;
   Resolver& operator=(const Resolver&) = delete;
 
-  // Asks for A and AAAA of every name at once, never /etc/hosts. Names that fail have `error` set
-  // and no addresses. Never throws and ends within Options::timeout.
+  // Asks for A and AAAA of all names, 64 names at a time, never /etc/hosts. Names that fail have
+  // `error` set and no addresses. Times are whole seconds. Never throws and ends within
+  // Options::timeout.
   [[nodiscard]] Resolution resolve(const std::vector<std::string>& names);
 
  private:
@@ -128,19 +130,21 @@ class Resolver {
 
 // Merges a new answer into what was known: an address seen now is kept, one that only rotated out
 // is kept until policy.grace after it was last seen, a name that failed keeps its last good
-// addresses, a name that left the policy is dropped.
+// addresses, a name that left the policy is dropped. At most 1024 addresses of a name, the ones
+// seen last.
 [[nodiscard]] Resolution merge(const Policy& policy, const Resolution& known,
-                               const Resolution& fresh,
-                               std::chrono::system_clock::time_point now);
+                               const Resolution& fresh, std::chrono::system_clock::time_point now);
 
-// Whether a name of the policy is missing from `resolution` or older than policy.refresh.
+// Whether a name of the policy is missing from `resolution`, is older than policy.refresh, or
+// failed and may be tried again: at once when the arm needs it, else after ten seconds.
 [[nodiscard]] bool needs_refresh(const Policy& policy, const Resolution& resolution,
                                  std::chrono::system_clock::time_point now);
 
 struct Compiled {
   netdriver::PolicySpec spec;           // normalised
   std::vector<std::string> unresolved;  // required names without a usable address: arm must fail
-  std::vector<std::string> notes;       // addresses lost to the always-deny set, optional names
+  std::vector<std::string> notes;  // addresses lost to the always-deny set, optional names without
+                                   // an address, names that live on their last good addresses
 };
 // Policy and resolution to kernel terms. Addresses of names that fall into the always-deny set or
 // `host` (the host's own addresses) are left out and noted (DNS rebinding).
@@ -150,6 +154,10 @@ struct Compiled {
 // Problems that only this host can see: a prefix or private rule that covers one of its addresses.
 [[nodiscard]] std::vector<std::string> conflicts_with_host(const Policy& policy,
                                                            const std::vector<IpAddress>& host);
+
+// The policy as a policy file in which nothing is left to defaults and entries for one name or
+// prefix are one. It parses, and compiles to the same.
+[[nodiscard]] std::string to_json(const Policy& policy);
 
 // The text for a container's resolver file.
 [[nodiscard]] std::string resolv_conf(const Policy& policy);
