@@ -435,7 +435,7 @@ void add_spoofed(Catalogue& c) {
   c.one("spoof-mac6", "spoof", "bu", D, [=](const Identity& i, View m) {
     return spoofed(i, kStrangerMac, udp6(i, i.own.ip6, i.outside.ip6, m), 0x86DD);
   });
-  c.one("spoof-mac-gateway", "spoof", "", D, [=](const Identity& i, View m) {
+  c.one("spoof-mac-gateway", "spoof", "bu", D, [=](const Identity& i, View m) {
     return spoofed(i, i.gateway.mac.bytes(), udp4(i, i.own.ip4, i.outside.ip4, m));
   });
   c.one("spoof-mac-neighbour", "spoof", "bu", D, [=](const Identity& i, View m) {
@@ -447,7 +447,8 @@ void add_spoofed(Catalogue& c) {
   c.one("spoof-ip-gateway", "spoof", "b", D, [](const Identity& i, View m) {
     return via_gateway(i, udp4(i, i.gateway.ip4, i.outside.ip4, m));
   });
-  c.one("spoof-ip-outside", "spoof", "b", D, [](const Identity& i, View m) {
+  // The host's ICMP error to the outside quotes it, so it reaches the uplink.
+  c.one("spoof-ip-outside", "spoof", "bu", D, [](const Identity& i, View m) {
     return via_gateway(i, udp4(i, i.outside.ip4, i.gateway.ip4, m));
   });
   c.one("spoof-ip-stranger", "spoof", "bu", D, [](const Identity& i, View m) {
@@ -472,23 +473,23 @@ void add_spoofed(Catalogue& c) {
     return ethernet(i.neighbour.mac.bytes(), i.own.mac.bytes(), 0x0800,
                     udp4(i, i.gateway.ip4, i.neighbour.ip4, m));
   });
-  c.one("spoof-gateway-whole-to-neighbour", "spoof", "", D, [](const Identity& i, View m) {
+  c.one("spoof-gateway-whole-to-neighbour", "spoof", "n", D, [](const Identity& i, View m) {
     return ethernet(i.neighbour.mac.bytes(), i.gateway.mac.bytes(), 0x0800,
                     udp4(i, i.gateway.ip4, i.neighbour.ip4, m));
   });
   c.one("spoof-ip6-neighbour", "spoof", "bu", D, [](const Identity& i, View m) {
     return via_gateway(i, udp6(i, i.neighbour.ip6, i.outside.ip6, m), 0x86DD);
   });
-  c.one("spoof-ip6-gateway", "spoof", "b", D, [](const Identity& i, View m) {
+  c.one("spoof-ip6-gateway", "spoof", "bu", D, [](const Identity& i, View m) {
     return via_gateway(i, udp6(i, i.gateway.ip6, i.outside.ip6, m), 0x86DD);
   });
-  c.one("spoof-ip6-outside", "spoof", "b", D, [](const Identity& i, View m) {
+  c.one("spoof-ip6-outside", "spoof", "bu", D, [](const Identity& i, View m) {
     return via_gateway(i, udp6(i, i.outside.ip6, i.gateway.ip6, m), 0x86DD);
   });
   c.one("spoof-ip6-stranger", "spoof", "bu", D, [](const Identity& i, View m) {
     return via_gateway(i, udp6(i, kStranger6, i.outside.ip6, m), 0x86DD);
   });
-  c.one("spoof-ip6-mapped", "spoof", "b", D, [](const Identity& i, View m) {
+  c.one("spoof-ip6-mapped", "spoof", "bu", D, [](const Identity& i, View m) {
     std::array<std::uint8_t, 16> mapped = {};
     mapped[10] = mapped[11] = 0xFF;
     std::copy_n(i.own.ip4.bytes().begin(), 4, mapped.begin() + 12);
@@ -998,7 +999,7 @@ void add_malformed_ip(Catalogue& c) {
     return via_gateway(
         i, ip6(e, 44, join(ip6_fragment(17, 0, false), udp(e, i.source_port, i.port, m))), 0x86DD);
   });
-  c.one("ip4-source-route", "malformed", "bu", E, [](const Identity& i, View m) {
+  c.one("ip4-source-route", "malformed", "b", E, [](const Identity& i, View m) {
     // Loose source route to the outside by way of the gateway.
     return via_gateway(i, udp4(i, i.own.ip4, i.gateway.ip4, m,
                                {.options = join(raw({0x83, 7, 4}), i.outside.ip4.bytes(), u8(0))}));
@@ -1171,8 +1172,8 @@ void add_shapes(Catalogue& c) {
   };
   c.one("size-60", "shape", "bu", P, sized(60));
   c.one("size-1514", "shape", "bu", P, sized(1514));
-  // A veth takes a VLAN tag's worth more than its MTU, tagged or not.
-  c.one("size-1518", "shape", "b", E, sized(1518));
+  // A veth takes a VLAN tag's worth more than its MTU, tagged or not; what is longer dies in it.
+  c.one("size-1518", "shape", "bu", E, sized(1518));
   c.one("size-1519", "shape", "", D, sized(1519));
   c.one("size-9014", "shape", "", D, sized(9014));
   c.one(
