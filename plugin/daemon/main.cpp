@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "plugin/arm/pipeline.h"
+#include "plugin/control/codec.h"
 #include "plugin/control/control.h"
 #include "plugin/daemon/logging.h"
 #include "plugin/daemon/options.h"
