@@ -623,12 +623,16 @@ netdriver::PolicyFamily<Address> compile_family(const Policy& policy, const Reso
   }
   for (const PrefixRule& rule : policy.deny) {
     const auto range = range_of(rule.prefix);
-    if (!range) continue;
-    if (rule.services.empty()) {
-      family.deny.push_back(*range);
-    } else {
-      add_entries(deny_services, *range, rule.services);
-    }
+    if (range && rule.services.empty()) family.deny.push_back(*range);
+  }
+  family.deny = merge(std::move(family.deny));
+  for (const PrefixRule& rule : policy.deny) {
+    const auto range = range_of(rule.prefix);
+    if (!range || rule.services.empty()) continue;
+    // Where everything is denied, single services need no boxes of their own.
+    const auto whole = overlap(*range, family.deny);
+    if (whole && whole->first <= range->first && range->last <= whole->last) continue;
+    add_entries(deny_services, *range, rule.services);
   }
   family.allow = netdriver::subtract(allow, deny_services);
   family.private_entries = netdriver::subtract(exceptions, deny_services);
