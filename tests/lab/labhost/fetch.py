@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Gets engines and gVisor from Debian's archive into a cache, without installing them.
+
+Every engine is unpacked with dpkg -x into the cache; the machine's own packages, services and apt
+state stay as they are. The archive's address is the machine's own (apt-get indextargets).
+"""
+import fcntl
+import glob
+import os
+import subprocess
+
+CACHE = os.environ.get("AGENTGATE_LAB_CACHE", "/var/cache/agentgate-lab")
+
+# name: (suite, packages). runc is Debian 12's everywhere: newer ones need a newer libc.
+BUNDLES = {
+    "20.10": ("bookworm", ["docker.io", "containerd", "runc"]),
+    "26.1": ("trixie", ["docker.io", "docker-cli", "containerd"]),
+    "28.5": ("forky", ["docker.io", "docker-cli", "containerd"]),
+    "runsc": ("bookworm-backports", ["runsc"]),
+}
+ENGINES = ["20.10", "26.1", "28.5"]
+
+
+def _archive():
+    out = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"],
+        check=True, capture_output=True, text=True).stdout.split()
+    plain = [uri for uri in out if "security" not in uri]
+    if not plain:
+        raise RuntimeError("apt has no archive; run apt-get update")
+    return plain[0]
+
+
+def bundle(name):
+    """The folder of a bundle, fetched if need be."""
+    suite, packages = BUNDLES[name]
+    target = os.path.join(CACHE, name)
+    os.makedirs(CACHE, exist_ok=True)
+    with open(os.path.join(CACHE, ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(os.path.join(target, ".complete")):
+            return target
+        work = os.path.join(CACHE, "apt-" + suite)
+        for folder in ("lists/partial", "cache/archives/partial", "debs"):
+            os.makedirs(os.path.join(work, folder), exist_ok=True)
+        sources = os.path.join(work, "sources.list")
+        with open(sources, "w") as file:
+            file.write("deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
+                       f"{_archive()} {suite} main\n")
+        apt = ["apt-get", "-o", f"Dir::Etc::SourceList={sources}", "-o",
+               "Dir::Etc::SourceParts=/dev/null", "-o", f"Dir::State::Lists={work}/lists", "-o",
+               f"Dir::Cache={work}/cache", "-o", "APT::Sandbox::User=root", "-qq"]
+        subprocess.run(apt + ["update"], check=True)
+        subprocess.run(apt + ["download"] + packages, check=True, cwd=os.path.join(work, "debs"),
+                       stdout=subprocess.DEVNULL)
+        os.makedirs(target, exist_ok=True)
+        for package in packages:
+            newest = sorted(glob.glob(f"{work}/debs/{package}_*.deb"))[-1]
+            subprocess.run(["dpkg", "-x", newest, target], check=True)
+        open(os.path.join(target, ".complete"), "w").close()
+    return target
+
+
+def runsc():
+    """A runsc that starts on this kernel.
+
+    Kernels from about 6.15 show net.core.rmem_default in every network namespace, and Debian's
+    runsc takes its presence for the host's namespace. Later gVisor looks at dev_weight instead;
+    the same change is made here in the binary, with a string of the same length.
+    """
+    original = os.path.join(bundle("runsc"), "usr/bin/runsc")
+    patched = os.path.join(CACHE, "runsc-patched")
+    if not os.path.exists(patched):
+        with open(original, "rb") as file:
+            data = file.read()
+        data = data.replace(b"/proc/sys/net/core/rmem_default", b"/proc/sys/net/core/./dev_weight")
+        with open(patched + ".new", "wb") as file:
+            file.write(data)
+        os.chmod(patched + ".new", 0o755)
+        os.rename(patched + ".new", patched)
+    return patched
+
+
+def main():
+    for name in BUNDLES:
+        print(f"{name}: {bundle(name)}")
+    print(f"runsc: {runsc()}")
