@@ -13,6 +13,7 @@ import time
 from .errors import LabError
 
 HERE = pathlib.Path(__file__).resolve().parent
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
 def wait_for(condition, timeout, what, interval=0.02):
@@ -25,6 +26,20 @@ def wait_for(condition, timeout, what, interval=0.02):
         if time.monotonic() > end:
             raise LabError(f"after {timeout} s still not: {what}")
         time.sleep(interval)
+
+
+def remove_cgroups(parent):
+    for top in list(CGROUPS.glob(f"*/{parent}")) + list(CGROUPS.glob(parent)):
+        for folder, _, _ in os.walk(top, topdown=False):
+            # A cgroup of processes that were just killed is busy for a moment.
+            for _ in range(50):
+                try:
+                    os.rmdir(folder)
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    time.sleep(0.02)
 
 
 class Process:
@@ -88,8 +103,13 @@ class Namespace:
         self.logs = self.base / "log"
         self.logs.mkdir()
         self.closed = False
+        self._resolv_conf = resolv_conf
+        self.launch()
+
+    def launch(self):
+        """Makes the namespaces, on what their folder holds already."""
         self._processes = []
-        config = {"name": name, "base": str(self.base), "resolv_conf": resolv_conf}
+        config = {"name": self.name, "base": str(self.base), "resolv_conf": self._resolv_conf}
         errors = open(self.logs / "holder.log", "w")
         self._holder = subprocess.Popen(
             [sys.executable, "-I", str(HERE / "holder.py"), json.dumps(config)],
@@ -100,7 +120,7 @@ class Namespace:
         if ready != "ready":
             self._holder.stdin.close()
             self._holder.wait()
-            raise LabError(f"namespaces of {name}: {(self.logs / 'holder.log').read_text()}")
+            raise LabError(f"namespaces of {self.name}: {(self.logs / 'holder.log').read_text()}")
         self.pid = int(pid)
         self.run("ip", "link", "set", "lo", "up")
 
@@ -181,11 +201,8 @@ class Namespace:
 
     # -- the end
 
-    def close(self):
-        """Ends everything inside. Never raises."""
-        if self.closed:
-            return
-        self.closed = True
+    def end(self):
+        """Ends everything inside; the folder stays."""
         # The first process ends with its standard input, and everything inside with it.
         self._holder.stdin.close()
         try:
@@ -200,5 +217,12 @@ class Namespace:
             except subprocess.TimeoutExpired:
                 process.popen.kill()
                 process.popen.wait()
+
+    def close(self):
+        """Ends everything inside and removes the folder. Never raises."""
+        if self.closed:
+            return
+        self.closed = True
+        self.end()
         if not self.lab.keep:
             shutil.rmtree(self.base, ignore_errors=True)

@@ -6,15 +6,14 @@ import os
 import pathlib
 import shutil
 import signal
-import time
 
 from .errors import LabError
 from .host import Host
 from .internet import Internet
+from .namespace import remove_cgroups
 
 ROOT = pathlib.Path("/tmp")
-PREFIX = "agentlab-"
-CGROUPS = pathlib.Path("/sys/fs/cgroup")
+PREFIX = "dockerlab-"
 
 
 def _start_time(pid):
@@ -35,20 +34,6 @@ def labs():
             pid = int(parts[0])
             found.append((folder, pid, _start_time(pid) == int(parts[1])))
     return found
-
-
-def remove_cgroups(parent):
-    for top in list(CGROUPS.glob(f"*/{parent}")) + list(CGROUPS.glob(parent)):
-        for folder, _, _ in os.walk(top, topdown=False):
-            # A cgroup of processes that were just killed is busy for a moment.
-            for _ in range(50):
-                try:
-                    os.rmdir(folder)
-                    break
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    time.sleep(0.02)
 
 
 def sweep():
