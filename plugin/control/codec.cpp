@@ -19,7 +19,7 @@ std::string dump(const ordered_json& value) {
 }
 
 // Somebody else's text in a message of ours: one line, not too long.
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "'";
   for (const char c : text.substr(0, 80)) {
     out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
@@ -51,12 +51,12 @@ Decoded<json> parse_strict(std::string_view body, std::initializer_list<const ch
   if (out.is_discarded() || !out.is_object()) {
     return bad("body", "must be a JSON object, for example {\"container\": \"a1\"}");
   }
-  if (!twice.empty()) return bad(quoted(twice), "is there twice");
+  if (!twice.empty()) return bad(in_quotes(twice), "is there twice");
   std::string list;
   for (const char* key : known) list += (list.empty() ? "" : ", ") + std::string(key);
   for (const auto& [key, value] : out.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      return bad(quoted(key), "is not known here; known are: " + list);
+      return bad(in_quotes(key), "is not known here; known are: " + list);
     }
     if (!value.is_string()) return bad(key, "must be a string");
   }
@@ -76,7 +76,7 @@ Decoded<std::string> container_of(const json& object) {
                       return alnum(c) || c == '_' || c == '.' || c == '-';
                     });
   if (!good) {
-    return bad("container", quoted(text) +
+    return bad("container", in_quotes(text) +
                                 " is not the name or id of a container (letters, "
                                 "digits, '_', '.', '-')");
   }
