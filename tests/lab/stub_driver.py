@@ -18,10 +18,12 @@ import threading
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--name", default="agentgate", help="driver name, for /run/docker/plugins/NAME.sock")
 parser.add_argument("--mode", choices=["half-routes", "gateway", "none"], default="half-routes")
+parser.add_argument("--drop-once", metavar="VERB", default="",
+                    help="close the connection without an answer when VERB comes first, as a crash would")
 parser.add_argument("--log", required=True, help="file that gets one JSON object for each request")
 args = parser.parse_args()
 
-networks, endpoints = {}, {}
+networks, endpoints, dropped = {}, {}, set()
 log_lock = threading.Lock()
 
 
@@ -107,6 +109,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with log_lock, open(args.log, "a") as log:
             log.write(json.dumps({"method": self.command, "path": self.path, "version": self.request_version,
                                   "headers": [list(item) for item in self.headers.items()], "body": raw}) + "\n")
+        if args.drop_once and self.path.endswith("." + args.drop_once) and args.drop_once not in dropped:
+            dropped.add(args.drop_once)
+            self.close_connection = True
+            return
         verb = VERBS.get(self.path[1:])
         status, answer = 200, {}
         if verb is None:

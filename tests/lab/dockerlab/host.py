@@ -219,16 +219,15 @@ class Host(Namespace):
 
     # -- drivers
 
-    def start_stub(self, name="agentgate", mode="half-routes", log=None):
+    def start_stub(self, name="agentgate", mode="half-routes", *options):
         """The logging stub in place of the driver; its requests are in stub_requests()."""
-        self._stub_log = self.logs / (log or f"stub.{name}.requests")
         return self.python(str(HERE.parent / "stub_driver.py"), "--name", name, "--mode", mode,
-                           "--log", str(self._stub_log), log=f"stub.{name}.log")
+                           "--log", str(self.logs / "stub.requests"), *options, log=f"stub.{name}.log")
 
     def stub_requests(self):
-        if not self._stub_log.exists():
-            return []
-        return [json.loads(line) for line in self._stub_log.read_text().splitlines()]
+        """What Docker sent to every stub so far, in order: method, path, headers, body."""
+        path = self.logs / "stub.requests"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def start_agentgated(self, binary, args=(), env=None, log="agentgated.log",
                          ready="/run/docker/plugins/agentgate.sock", timeout=20):
