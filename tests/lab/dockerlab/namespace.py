@@ -126,7 +126,8 @@ class Namespace:
 
     # -- processes
 
-    def _enter(self, argv):
+    def enter(self, argv):
+        """The command line that runs `argv` inside."""
         return ["nsenter", "--target", str(self.pid), "--net", "--mount", "--pid", "--uts", "--ipc", "--", *argv]
 
     def environment(self):
@@ -137,7 +138,7 @@ class Namespace:
         """Runs a command inside to its end; answers with a CompletedProcess (text)."""
         argv = [str(part) for part in argv]
         popen = subprocess.Popen(
-            self._enter(argv), stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            self.enter(argv), stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**self.environment(), **(env or {})})
         data = input.encode() if isinstance(input, str) else input
@@ -162,7 +163,7 @@ class Namespace:
         """Starts a process inside that writes to the file `log` (in logs/)."""
         path = self.logs / log
         with open(path, "ab") as file:
-            popen = subprocess.Popen(self._enter([str(part) for part in argv]), stdin=stdin, stdout=file,
+            popen = subprocess.Popen(self.enter([str(part) for part in argv]), stdin=stdin, stdout=file,
                                      stderr=subprocess.STDOUT, env={**self.environment(), **(env or {})})
         process = Process(popen, path)
         self._processes.append(process)
