@@ -71,8 +71,8 @@ std::string explain(int status) {
     case ARES_ECANCELLED:
     case ARES_EDESTRUCTION:
       return "no answer in time";
-    case ARES_ECONNREFUSED:
-      return "no resolver can be reached";
+    case ARES_ECONNREFUSED:  // 1.18 says so too when every server answers REFUSED
+      return "no resolver can be reached, or all refuse the question";
     case ARES_ESERVFAIL:
       return "the resolver failed (SERVFAIL)";
     case ARES_EREFUSED:
@@ -156,8 +156,9 @@ void process(Session& session, Clock::duration left) {
   most.tv_usec = std::chrono::duration_cast<std::chrono::microseconds>(left).count() % 1'000'000;
   timeval storage{};
   const timeval* wait = ares_timeout(session.channel, &most, &storage);
-  // Rounded up, or the last millisecond is spent spinning.
-  const auto milliseconds = static_cast<int>(wait->tv_sec * 1000 + (wait->tv_usec + 999) / 1000);
+  // At least one: c-ares 1.18 says 0 for some time before it takes a timeout as due.
+  const auto milliseconds =
+      static_cast<int>(std::max(1L, wait->tv_sec * 1000 + (wait->tv_usec + 999) / 1000));
   std::vector<pollfd> ready = session.sockets;  // the handlers change the list
   const int count = ::poll(ready.data(), ready.size(), milliseconds);
   if (count <= 0) {
