@@ -4,16 +4,16 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/openat2.h>
 #include <openssl/evp.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -39,86 +39,155 @@ std::string trimmed(std::string text) {
 tl::unexpected<Error> refuse(std::string text) { return fail("", std::move(text), EPERM); }
 
 struct FileDescriptor {
-  int fd;
+  explicit FileDescriptor(int value) : fd(value) {}
   ~FileDescriptor() {
     if (fd >= 0) ::close(fd);
   }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int fd;
 };
 
-// Whether the file holds `needle`. A runtime's own strings are in its binary whatever it is called.
-Result<bool> file_holds(const std::string& path, std::string_view needle) {
-  const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.fd < 0) return fail_errno("open " + path);
+enum class Program { gvisor, runc, other };
+
+// gVisor and runc are Go programs: the import paths of their own packages are in the binary.
+constexpr std::string_view kGvisorText = "gvisor.dev/gvisor/runsc";
+constexpr std::string_view kRuncText = "github.com/opencontainers/runc";
+
+Result<Program> scan(int fd, const std::string& path) {
+  constexpr std::size_t kBlock = 1 << 20;
+  constexpr std::size_t kOverlap = 64;  // longer than either text
+  std::string block(kBlock + kOverlap, '\0');
+  std::size_t kept = 0;
+  bool first = true;
+  bool runc = false;
+  for (;;) {
+    const ssize_t length = ::read(fd, block.data() + kept, kBlock);
+    if (length < 0 && errno == EINTR) continue;
+    if (length < 0) return fail_errno("read " + path);
+    if (length == 0) return runc ? Program::runc : Program::other;
+    const std::string_view seen(block.data(), kept + static_cast<std::size_t>(length));
+    // A script can hold any text and run anything.
+    if (first && seen.substr(0, 4) != "\177ELF") return Program::other;
+    first = false;
+    if (seen.find(kGvisorText) != std::string_view::npos) return Program::gvisor;
+    runc = runc || seen.find(kRuncText) != std::string_view::npos;
+    kept = std::min(kOverlap, seen.size());
+    std::memmove(block.data(), seen.data() + seen.size() - kept, kept);
+  }
+}
+
+// What the program is, by its own text. 50 MB take some milliseconds; a program that did not
+// change is not read again.
+Result<Program> kind_of(int fd, const std::string& path) {
   struct stat status {};
-  if (::fstat(file.fd, &status) < 0) return fail_errno("stat " + path);
-  if (!S_ISREG(status.st_mode) || status.st_size == 0) return fail("read " + path, "not a program", EINVAL);
-  // 50 MB take some milliseconds; a binary that did not change is not read again.
-  using Key = std::tuple<dev_t, ino_t, off_t, time_t, long, std::string>;
+  if (::fstat(fd, &status) < 0) return fail_errno("stat " + path);
+  if (!S_ISREG(status.st_mode)) return fail("read " + path, "not a program", EINVAL);
+  using Key = std::tuple<std::string, dev_t, ino_t, off_t, time_t, long>;
   static std::mutex mutex;
-  static std::map<Key, bool> known;
-  const Key key{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
-                status.st_mtim.tv_nsec, std::string(needle)};
+  static std::map<Key, Program> known;
+  const Key key{path,           status.st_dev,         status.st_ino,
+                status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
   {
     const std::lock_guard lock(mutex);
     const auto found = known.find(key);
     if (found != known.end()) return found->second;
   }
-  const auto size = static_cast<std::size_t>(status.st_size);
-  void* map = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
-  if (map == MAP_FAILED) return fail_errno("map " + path);
-  const bool holds = ::memmem(map, size, needle.data(), needle.size()) != nullptr;
-  ::munmap(map, size);
+  auto kind = scan(fd, path);
+  if (!kind) return kind;
   const std::lock_guard lock(mutex);
-  known[key] = holds;
-  return holds;
+  if (known.size() > 64) known.clear();
+  known[key] = *kind;
+  return kind;
 }
 
-// Resolves a runtime's path as the engine does: a bare name through PATH.
-std::string resolve_program(const std::string& path) {
-  if (path.find('/') != std::string::npos) return path;
-  const char* list = std::getenv("PATH");
-  std::istringstream folders(list != nullptr ? list : "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string candidate = folder + "/" + path;
-    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
+// Opens a program as the engine's process would: in its root directory, a bare name through its
+// PATH. The engine may live in a mount namespace of its own.
+class EngineFiles {
+ public:
+  EngineFiles(std::int64_t pid, const System& system)
+      : process_(system.proc + "/" + std::to_string(pid)),
+        root_{::open((process_ + "/root").c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)} {}
+
+  Result<int> open(const std::string& program, std::string& path) const {
+    if (root_.fd < 0) return fail_errno("root directory of the engine", process_ + "/root");
+    path = program;
+    if (program.find('/') != std::string::npos) return open_file(program);
+    std::istringstream folders(search_path());
+    for (std::string folder; std::getline(folders, folder, ':');) {
+      if (folder.empty()) continue;
+      path = folder + "/" + program;
+      if (auto fd = open_file(path)) return fd;
+    }
+    return fail("", "not in the engine's PATH", ENOENT);
   }
-  return path;
-}
 
-constexpr std::string_view kGvisorText = "gvisor.dev/gvisor/runsc";
-constexpr std::string_view kRuncText = "github.com/opencontainers/runc";
+ private:
+  [[nodiscard]] Result<int> open_file(const std::string& path) const {
+    open_how how{};
+    how.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+    // Symbolic links are the engine's: an absolute one starts at its root, not at ours.
+    how.resolve = RESOLVE_IN_ROOT;
+    const long fd = ::syscall(SYS_openat2, root_.fd, path.c_str(), &how, sizeof how);
+    if (fd < 0) return fail_errno("open " + path);
+    return static_cast<int>(fd);
+  }
+  [[nodiscard]] std::string search_path() const {
+    std::istringstream variables(read_file(process_ + "/environ"));
+    for (std::string variable; std::getline(variables, variable, '\0');) {
+      if (variable.rfind("PATH=", 0) == 0) return variable.substr(5);
+    }
+    return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+  }
 
+  std::string process_;
+  FileDescriptor root_;
+};
+
+// Tunnel modules put a device of their own in every new namespace; it leads nowhere while down.
+// The kind is the kernel's word: a veth that is called "sit0" is a link like any other.
 bool is_fallback_tunnel(const netdriver::SandboxLink& link) {
-  // Tunnel modules put a device of their own in every new namespace; it leads nowhere while down.
-  static constexpr std::array names = {"tunl0",    "gre0",  "gretap0", "erspan0", "ip_vti0",
-                                       "ip6_vti0", "sit0",  "ip6tnl0", "ip6gre0", "ifb0", "ifb1"};
-  return !link.up && std::find(names.begin(), names.end(), link.name.str()) != names.end();
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 9> known = {
+      {{"tunl0", "ipip"},
+       {"gre0", "gre"},
+       {"gretap0", "gretap"},
+       {"erspan0", "erspan"},
+       {"ip_vti0", "vti"},
+       {"ip6_vti0", "vti6"},
+       {"sit0", "sit"},
+       {"ip6tnl0", "ip6tnl"},
+       {"ip6gre0", "ip6gre"}}};
+  return !link.up && std::any_of(known.begin(), known.end(), [&](const auto& one) {
+    return link.name.str() == one.first && link.kind == one.second;
+  });
 }
 
 }  // namespace
 
-Evidence check_capabilities() {
-  std::istringstream lines(read_file("/proc/thread-self/status"));
+Evidence check_capabilities(const System& system) {
+  const std::string path = system.proc + "/thread-self/status";
+  std::istringstream lines(read_file(path));
   for (std::string line; std::getline(lines, line);) {
     if (line.rfind("CapEff:", 0) != 0) continue;
     const unsigned long long bits = std::strtoull(line.c_str() + 7, nullptr, 16);
-    for (const auto& [bit, name] : {std::pair(CAP_NET_ADMIN, "CAP_NET_ADMIN"),
-                                    std::pair(CAP_SYS_ADMIN, "CAP_SYS_ADMIN"),
-                                    std::pair(CAP_SYS_PTRACE, "CAP_SYS_PTRACE")}) {
+    for (const auto& [bit, name] :
+         {std::pair(CAP_NET_ADMIN, "CAP_NET_ADMIN"), std::pair(CAP_SYS_ADMIN, "CAP_SYS_ADMIN"),
+          std::pair(CAP_SYS_PTRACE, "CAP_SYS_PTRACE")}) {
       if ((bits >> bit & 1ULL) == 0) {
         return refuse(std::string("the daemon lacks ") + name + "; run it as its unit file does");
       }
     }
     return "CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_SYS_PTRACE";
   }
-  return refuse("/proc/thread-self/status cannot be read");
+  return refuse(path + " cannot be read");
 }
 
-Evidence check_namespace(std::int64_t engine_pid) {
+Evidence check_namespace(std::int64_t engine_pid, const System& system) {
   struct stat own {};
   struct stat engine {};
-  const std::string path = "/proc/" + std::to_string(engine_pid) + "/ns/net";
-  if (::stat("/proc/thread-self/ns/net", &own) < 0) return fail_errno("own network namespace");
+  const std::string path = system.proc + "/" + std::to_string(engine_pid) + "/ns/net";
+  if (::stat((system.proc + "/thread-self/ns/net").c_str(), &own) < 0)
+    return fail_errno("own network namespace");
   if (::stat(path.c_str(), &engine) < 0) return fail_errno("network namespace of the engine", path);
   if (own.st_ino != engine.st_ino || own.st_dev != engine.st_dev) {
     return refuse("the engine (pid " + std::to_string(engine_pid) +
@@ -150,19 +219,22 @@ Evidence hash_of(const std::string& path) {
   return out;
 }
 
-Evidence check_forwarding(const EndpointRecord& endpoint) {
-  const std::string v4 = trimmed(read_file("/proc/sys/net/ipv4/ip_forward"));
-  const std::string v6 = trimmed(read_file("/proc/sys/net/ipv6/conf/all/forwarding"));
+Evidence check_forwarding(const EndpointRecord& endpoint, const System& system) {
+  const std::string net = system.proc + "/sys/net/";
+  const std::string v4 = trimmed(read_file(net + "ipv4/ip_forward"));
+  const std::string v6 = trimmed(read_file(net + "ipv6/conf/all/forwarding"));
   if (endpoint.address4 && v4 != "1") {
-    return refuse("IPv4 forwarding is off, nothing could reach the container; run: sysctl -w "
-                  "net.ipv4.ip_forward=1");
+    return refuse(
+        "IPv4 forwarding is off, nothing could reach the container; run: sysctl -w "
+        "net.ipv4.ip_forward=1");
   }
   if (endpoint.address6 && v6 != "1") {
-    return refuse("IPv6 forwarding is off, but the container has an IPv6 address; run: sysctl -w "
-                  "net.ipv6.conf.all.forwarding=1, or create the network without --ipv6");
+    return refuse(
+        "IPv6 forwarding is off, but the container has an IPv6 address; run: sysctl -w "
+        "net.ipv6.conf.all.forwarding=1, or create the network without --ipv6");
   }
   std::string out = "forwarding IPv4 " + v4 + " IPv6 " + v6;
-  const std::string nf = trimmed(read_file("/proc/sys/net/bridge/bridge-nf-call-iptables"));
+  const std::string nf = trimmed(read_file(net + "bridge/bridge-nf-call-iptables"));
   return out + "; bridge-nf-call-iptables " + (nf.empty() ? "absent" : nf);
 }
 
@@ -229,33 +301,45 @@ Evidence check_ports(const engine::Container& container) {
   return "no published ports";
 }
 
-Evidence identify_runtime(const std::string& name, const engine::Runtime& runtime) {
-  // containerd shims are named by type; the type is the shim's binary name by containerd's rule.
+Result<RuntimeSeen> identify_runtime(const std::string& name, const engine::Runtime& runtime,
+                                     std::int64_t engine_pid, const System& system) {
+  const auto refused = [&](const std::string& what) {
+    return refuse("runtime '" + name + "' " + what);
+  };
+  std::string program = runtime.path;
+  // containerd shims are named by type; the type is the shim's name by containerd's rule.
   if (runtime.path.empty() || runtime.path.rfind("io.containerd.", 0) == 0) {
     const std::string& type = runtime.type.empty() ? runtime.path : runtime.type;
-    if (type == "io.containerd.runsc.v1") return "runsc";
-    if (type == "io.containerd.runc.v2" || type == "io.containerd.runtime.v1.linux") return "runc";
-    if (type.empty() && name == "runc") return "runc";
-    return refuse("runtime '" + name + "' is of type '" + type + "', which agentgate cannot verify");
+    if (type == "io.containerd.runsc.v1") return RuntimeSeen{"runsc", "shim " + type};
+    const bool runc_shim = type == "io.containerd.runc.v2" ||
+                           type == "io.containerd.runtime.v1.linux" ||
+                           (type.empty() && name == "runc");
+    if (!runc_shim) {
+      return refused("is of type '" + type +
+                     "', which agentgate cannot verify; use runsc by its "
+                     "path or io.containerd.runsc.v1");
+    }
+    // The runc shim runs whatever binary its options name.
+    if (runtime.binary.empty()) return RuntimeSeen{"runc", "shim " + type};
+    program = runtime.binary;
   }
-  std::error_code error;
-  const std::string program = std::filesystem::canonical(resolve_program(runtime.path), error).string();
-  if (error) {
-    return refuse("the program of runtime '" + name + "', " + runtime.path + ", cannot be found (" +
-                  error.message() + ")");
-  }
-  const auto gvisor = file_holds(program, kGvisorText);
-  if (!gvisor) return refuse("the program of runtime '" + name + "': " + gvisor.error().to_string());
-  if (*gvisor) return "runsc";
-  const auto runc = file_holds(program, kRuncText);
-  if (!runc) return refuse("the program of runtime '" + name + "': " + runc.error().to_string());
-  if (*runc) return "runc";
-  return refuse("the program of runtime '" + name + "', " + program +
-                ", is neither gVisor's runsc nor runc");
+  const EngineFiles files(engine_pid, system);
+  std::string path;
+  const auto opened = files.open(program, path);
+  if (!opened) return refused("has the program " + program + ": " + opened.error().to_string());
+  const FileDescriptor file(*opened);
+  const auto kind = kind_of(file.fd, path);
+  if (!kind) return refused("has the program " + path + ": " + kind.error().to_string());
+  if (*kind == Program::gvisor) return RuntimeSeen{"runsc", path};
+  if (*kind == Program::runc) return RuntimeSeen{"runc", path};
+  return refused("has the program " + path +
+                 ", which is neither gVisor's runsc nor runc (a wrapper script cannot be verified; "
+                 "use \"runtimeArgs\" of the engine instead)");
 }
 
-Evidence check_runtime(const engine::Container& container, const engine::Info& info,
-                       const policy::Policy& policy) {
+Result<RuntimeSeen> check_runtime(const engine::Container& container, const engine::Info& info,
+                                  const policy::Policy& policy, std::int64_t engine_pid,
+                                  const System& system) {
   const std::string& name = container.runtime;
   engine::Runtime runtime;
   const auto known = info.runtimes.find(name);
@@ -264,80 +348,92 @@ Evidence check_runtime(const engine::Container& container, const engine::Info& i
   } else if (name.rfind("io.containerd.", 0) == 0) {
     runtime.type = name;
   } else {
-    return refuse("the engine does not know the container's runtime '" + name + "'");
+    return refuse("the engine does not know the container's runtime '" + name +
+                  "'; add it to \"runtimes\" in daemon.json and recreate the container");
   }
-  auto is = identify_runtime(name, runtime);
-  if (!is) return is;
-  if (std::find(policy.runtimes.begin(), policy.runtimes.end(), *is) == policy.runtimes.end()) {
+  auto seen = identify_runtime(name, runtime, engine_pid, system);
+  if (!seen) return seen;
+  if (std::find(policy.runtimes.begin(), policy.runtimes.end(), seen->kind) ==
+      policy.runtimes.end()) {
     std::string allowed;
     for (const auto& r : policy.runtimes) allowed += (allowed.empty() ? "" : ", ") + r;
-    return refuse("its runtime '" + name + "' is really " + *is + "; policy " + policy.name +
-                  " allows " + allowed + ": recreate it with --runtime, or change the policy");
+    return refuse("its runtime '" + name + "' is really " + seen->kind + " (" + seen->evidence +
+                  "); policy " + policy.name + " allows " + allowed +
+                  ": recreate it with --runtime, or change the policy");
   }
-  return "runtime '" + name + "' is " + *is;
+  seen->evidence = "runtime '" + name + "' is " + seen->kind + " (" + seen->evidence + ")";
+  return seen;
 }
 
-Evidence check_frozen(std::int64_t pid) {
-  const std::string cgroups = read_file("/proc/" + std::to_string(pid) + "/cgroup");
-  std::istringstream lines(cgroups);
-  std::string evidence;
+Evidence check_frozen(std::int64_t pid, const std::string& runtime_kind, const System& system) {
+  std::string freezer;  // v1
+  std::string unified;  // v2; in a hybrid set-up the freezer is where v1 says
+  std::istringstream lines(read_file(system.proc + "/" + std::to_string(pid) + "/cgroup"));
   for (std::string line; std::getline(lines, line);) {
     const auto first = line.find(':');
     const auto second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
+    if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    if (controllers == "freezer") {
-      const std::string state = trimmed(read_file("/sys/fs/cgroup/freezer" + path + "/freezer.state"));
-      if (state.empty()) continue;
-      if (state != "FROZEN") return refuse("the kernel says that it is not frozen (" + state + ")");
-      return "kernel: freezer FROZEN";
-    }
-    if (controllers.empty()) {
-      const std::string events = read_file("/sys/fs/cgroup" + path + "/cgroup.events");
-      if (events.find("frozen 1") != std::string::npos) return "kernel: cgroup frozen";
-      if (events.find("frozen 0") != std::string::npos && cgroups.find("freezer") == std::string::npos) {
-        return refuse("the kernel says that it is not frozen (cgroup.events: frozen 0)");
-      }
-    }
+    if (controllers == "freezer") freezer = line.substr(second + 1);
+    if (controllers.empty()) unified = line.substr(second + 1);
   }
-  return "kernel: freezer not visible from here";
+  bool frozen = false;
+  std::string seen;
+  if (!freezer.empty()) {
+    seen = trimmed(read_file(system.cgroups + "/freezer" + freezer + "/freezer.state"));
+    frozen = seen == "FROZEN";
+  } else if (!unified.empty()) {
+    const std::string events = read_file(system.cgroups + unified + "/cgroup.events");
+    frozen = events.find("frozen 1") != std::string::npos;
+    if (!events.empty()) seen = frozen ? "frozen" : "not frozen";
+  }
+  if (seen.empty()) return "cgroup freezer: not visible from here";
+  if (!frozen && runtime_kind == "runc") {
+    return refuse("the engine says that it is paused, the kernel that it is not (cgroup freezer: " +
+                  seen + "); pause it again");
+  }
+  return "cgroup freezer: " + seen;
 }
 
-Evidence check_alone(std::int64_t pid, int netns_fd) {
+Evidence check_alone(std::int64_t pid, const std::string& container_id, int netns_fd,
+                     const System& system) {
   struct stat wanted {};
   if (::fstat(netns_fd, &wanted) < 0) return fail_errno("network namespace of the container");
-  const std::string own = read_file("/proc/" + std::to_string(pid) + "/cgroup");
-  DIR* proc = ::opendir("/proc");
-  if (proc == nullptr) return fail_errno("open /proc");
+  const auto cgroup_of = [&](const std::string& process) {
+    return read_file(system.proc + "/" + process + "/cgroup");
+  };
+  const std::string own = cgroup_of(std::to_string(pid));
+  // What runs in the container may sit in cgroups below it; the engine names those by the full id.
+  const auto belongs = [&](const std::string& cgroup) {
+    return cgroup == own ||
+           (container_id.size() == 64 && cgroup.find(container_id) != std::string::npos);
+  };
+  DIR* proc = ::opendir(system.proc.c_str());
+  if (proc == nullptr) return fail_errno("open " + system.proc);
   unsigned inside = 0;
   std::string stranger;
   while (const dirent* entry = ::readdir(proc)) {
     if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
-    char path[300];
-    std::snprintf(path, sizeof path, "%s/ns/net", entry->d_name);
+    const std::string process = entry->d_name;
     struct stat status {};
-    if (::fstatat(::dirfd(proc), path, &status, 0) < 0) continue;  // it has ended
+    if (::fstatat(::dirfd(proc), (process + "/ns/net").c_str(), &status, 0) < 0) continue;  // ended
     if (status.st_ino != wanted.st_ino || status.st_dev != wanted.st_dev) continue;
     ++inside;
-    if (read_file(std::string("/proc/") + entry->d_name + "/cgroup") != own) {
-      const std::string again = read_file(std::string("/proc/") + entry->d_name + "/cgroup");
-      if (!again.empty() && again != own) stranger = entry->d_name;
-    }
+    const std::string cgroup = cgroup_of(process);
+    if (!cgroup.empty() && !belongs(cgroup)) stranger = process;
   }
   ::closedir(proc);
   if (!stranger.empty()) {
     return refuse("process " + stranger + " (" +
-                  trimmed(read_file("/proc/" + stranger + "/comm")) +
+                  trimmed(read_file(system.proc + "/" + stranger + "/comm")) +
                   ") of another container or of the host shares its network namespace; stop it "
                   "(docker run --network container:… does this)");
   }
   return std::to_string(inside) + " processes in its namespace, all its own";
 }
 
-Evidence check_links(const std::vector<netdriver::SandboxLink>& links,
-                     const EndpointRecord& endpoint, bool addresses_may_be_absent,
-                     netdriver::SandboxLink& out) {
+Result<LinkSeen> check_links(const std::vector<netdriver::SandboxLink>& links,
+                             const EndpointRecord& endpoint, bool addresses_may_be_absent) {
   const netdriver::SandboxLink* only = nullptr;
   std::string names;
   std::size_t count = 0;
@@ -362,22 +458,23 @@ Evidence check_links(const std::vector<netdriver::SandboxLink>& links,
   for (const IpAddress& ip : only->addresses) {
     const bool own = (endpoint.address4 && ip == IpAddress(*endpoint.address4)) ||
                      (endpoint.address6 && ip == IpAddress(*endpoint.address6));
-    const bool link_local = ip.is_v6() && ip.v6().bytes()[0] == 0xFE && (ip.v6().bytes()[1] & 0xC0) == 0x80;
+    const bool link_local =
+        ip.is_v6() && ip.v6().bytes()[0] == 0xFE && (ip.v6().bytes()[1] & 0xC0) == 0x80;
     if (!own && !link_local) {
       return refuse("its link has the address " + ip.to_string() + ", which is not its endpoint's");
     }
   }
   if (!addresses_may_be_absent) {
-    for (const auto& ip : {endpoint.address4 ? std::optional<IpAddress>(*endpoint.address4) : std::nullopt,
-                           endpoint.address6 ? std::optional<IpAddress>(*endpoint.address6) : std::nullopt}) {
+    for (const auto& ip :
+         {endpoint.address4 ? std::optional<IpAddress>(*endpoint.address4) : std::nullopt,
+          endpoint.address6 ? std::optional<IpAddress>(*endpoint.address6) : std::nullopt}) {
       if (ip && !has(*ip)) {
         return refuse("its link lacks the endpoint's address " + ip->to_string());
       }
     }
   }
-  out = *only;
-  return "link " + only->name.str() + " index " + std::to_string(only->index) + " MAC " +
-         only->mac.to_string();
+  return LinkSeen{*only, "link " + only->name.str() + " index " + std::to_string(only->index) +
+                             " MAC " + only->mac.to_string()};
 }
 
 }  // namespace agentgate::arm

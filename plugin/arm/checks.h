@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //
 // What a container must be like before its port is released, one function per reason to refuse.
-// Those that take the engine's description are pure; the others read /proc and files, and say so.
-// Each returns what it saw (evidence), or an error whose text says what is wrong and the mend.
+// Those that take the engine's description alone are pure; the others read /proc and files, whose
+// place System names. Each returns what it saw (evidence), or an error whose text says what is
+// wrong and the mend. Threading: any.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "netdriver/gate_kernel.h"
 #include "plugin/engine/engine.h"
@@ -16,14 +18,20 @@ namespace agentgate::arm {
 
 using Evidence = Result<std::string>;
 
-// Capabilities of the calling process (CapEff of /proc/thread-self/status).
-[[nodiscard]] Evidence check_capabilities();
+// Where the kernel shows itself; tests put folders of their own in its place.
+struct System {
+  std::string proc = "/proc";
+  std::string cgroups = "/sys/fs/cgroup";
+};
+
+// Capabilities of the calling thread (CapEff of /proc/thread-self/status).
+[[nodiscard]] Evidence check_capabilities(const System& system);
 // The daemon and the engine's process are in one network namespace. Reads /proc/PID/ns/net.
-[[nodiscard]] Evidence check_namespace(std::int64_t engine_pid);
+[[nodiscard]] Evidence check_namespace(std::int64_t engine_pid, const System& system);
 // SHA-256 of the file as hex, or "absent".
 [[nodiscard]] Evidence hash_of(const std::string& path);
 // Forwarding is on for the families that the port has. Reads /proc/sys/net.
-[[nodiscard]] Evidence check_forwarding(const EndpointRecord& endpoint);
+[[nodiscard]] Evidence check_forwarding(const EndpointRecord& endpoint, const System& system);
 
 // Pure.
 [[nodiscard]] Evidence check_paused(const engine::Container& container);
@@ -32,21 +40,39 @@ using Evidence = Result<std::string>;
 [[nodiscard]] Evidence check_privileges(const engine::Container& container);
 [[nodiscard]] Evidence check_ports(const engine::Container& container);
 
-// The engine's runtime table says what the container's runtime is; what it says is verified on the
-// binary itself (its own text, not its name). Reads the file, remembers it by inode and time.
-[[nodiscard]] Evidence check_runtime(const engine::Container& container, const engine::Info& info,
-                                     const policy::Policy& policy);
-// "runsc", "runc", or what is wrong with it.
-[[nodiscard]] Evidence identify_runtime(const std::string& name, const engine::Runtime& runtime);
+// What a runtime is, whatever it is called: "runsc" or "runc".
+struct RuntimeSeen {
+  std::string kind;
+  std::string evidence;
+};
+// By the program's own text, read where the engine finds it: in the root directory and the PATH of
+// the engine's process. Remembers a program by inode, size and time.
+[[nodiscard]] Result<RuntimeSeen> identify_runtime(const std::string& name,
+                                                   const engine::Runtime& runtime,
+                                                   std::int64_t engine_pid, const System& system);
+// The container's runtime by the engine's runtime table, and whether the policy allows it.
+[[nodiscard]] Result<RuntimeSeen> check_runtime(const engine::Container& container,
+                                                const engine::Info& info,
+                                                const policy::Policy& policy,
+                                                std::int64_t engine_pid, const System& system);
 
-// The kernel's word on whether the process is frozen, where its cgroup can be read.
-[[nodiscard]] Evidence check_frozen(std::int64_t pid);
+// The kernel's word on whether the process is frozen, where its cgroup can be read. Only runc
+// pauses by the freezer: runsc asks its own kernel to stop, and the host's shows nothing of it.
+[[nodiscard]] Evidence check_frozen(std::int64_t pid, const std::string& runtime_kind,
+                                    const System& system);
 // No process outside the container's cgroup is in its network namespace. Reads /proc.
-[[nodiscard]] Evidence check_alone(std::int64_t pid, int netns_fd);
+[[nodiscard]] Evidence check_alone(std::int64_t pid, const std::string& container_id, int netns_fd,
+                                   const System& system);
 
-// What the container's own links say (pipeline step 7).
-[[nodiscard]] Evidence check_links(const std::vector<netdriver::SandboxLink>& links,
-                                   const EndpointRecord& endpoint, bool addresses_may_be_absent,
-                                   netdriver::SandboxLink& out);
+// What the container's own links say (pipeline step 7): exactly one besides lo and the tunnel
+// modules' own, with the endpoint's MAC and no address but the endpoint's. Under runsc the
+// addresses have left the host's view.
+struct LinkSeen {
+  netdriver::SandboxLink link;
+  std::string evidence;
+};
+[[nodiscard]] Result<LinkSeen> check_links(const std::vector<netdriver::SandboxLink>& links,
+                                           const EndpointRecord& endpoint,
+                                           bool addresses_may_be_absent);
 
 }  // namespace agentgate::arm

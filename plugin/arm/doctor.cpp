@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include "plugin/arm/doctor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <sstream>
@@ -32,7 +34,7 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
     }
   };
 
-  from("daemon.capabilities", check_capabilities());
+  from("daemon.capabilities", check_capabilities(options.system));
   const host::Snapshot snapshot = ports.snapshot();
   if (snapshot.ready) {
     add("daemon.ready", "ok",
@@ -52,22 +54,37 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
           "needs Linux 6.9 or newer; without it another program's `nft flush ruleset` empties our "
           "tables (closed ports stay closed by the bridge's port flags)");
 
+  feature("kernel.bridge_locked", snapshot.features.bridge_locked, "missing",
+          "needs Linux 5.16 or newer");
+  const auto iptables = [] {
+    for (const char* folder : {"/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"}) {
+      const std::string path = std::string(folder) + "/iptables";
+      if (::access(path.c_str(), X_OK) == 0) return path;
+    }
+    return std::string();
+  }();
+  add("firewall.iptables", iptables.empty() ? "warning" : "ok",
+      iptables.empty() ? "no iptables" : iptables,
+      iptables.empty() ? "install iptables: an engine that filters with it drops what leaves our "
+                         "networks unless our two rules are in DOCKER-USER"
+                       : "");
+
   const auto identity = engine.identify();
   if (!identity) {
     add("engine.api", "missing", identity.error().to_string(),
         "start the engine, or give its socket with --engine-socket");
   } else {
-    add("engine.api", "ok", "API " + identity->api_version + ", pid " +
-                                std::to_string(identity->process.pid), "");
-    from("engine.namespace", check_namespace(identity->process.pid));
+    add("engine.api", "ok",
+        "API " + identity->api_version + ", pid " + std::to_string(identity->process.pid), "");
+    from("engine.namespace", check_namespace(identity->process.pid, options.system));
     const auto info = engine.info();
     if (!info) {
       add("engine.info", "missing", info.error().to_string(), "see the engine's log");
     } else {
       bool gvisor = false;
       for (const auto& [name, runtime] : info->runtimes) {
-        const auto is = identify_runtime(name, runtime);
-        gvisor = gvisor || (is && *is == "runsc");
+        const auto is = identify_runtime(name, runtime, identity->process.pid, options.system);
+        gvisor = gvisor || (is && is->kind == "runsc");
       }
       if (gvisor) {
         add("runtime.runsc", "ok", "found in the engine's runtime table", "");
@@ -85,27 +102,33 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
         std::string key;
         std::string address;
         words >> key >> address;
-        if (key == "nameserver" && (address.rfind("127.", 0) == 0 || address == "::1")) loopback = true;
+        if (key == "nameserver" && (address.rfind("127.", 0) == 0 || address == "::1"))
+          loopback = true;
       }
       const int major = std::atoi(info->server_version.c_str());
       if (loopback && major < 25) {
         add("resolver.loopback", "warning",
-            "engine " + info->server_version + " asks this host's loopback resolver for its "
-            "containers, past every gate (CVE-2024-29018)",
-            "set \"dns\": [\"ADDRESS\"] in " + options.daemon_json + " to one that is not loopback");
+            "engine " + info->server_version +
+                " asks this host's loopback resolver for its "
+                "containers, past every gate (CVE-2024-29018)",
+            "set \"dns\": [\"ADDRESS\"] in " + options.daemon_json +
+                " to one that is not loopback");
       } else {
-        add("resolver.loopback", "ok", loopback ? "loopback resolver, engine does not forward to it "
-                                                  "for agentgate networks"
-                                                : "no loopback resolver", "");
+        add("resolver.loopback", "ok",
+            loopback ? "loopback resolver, engine does not forward to it "
+                       "for agentgate networks"
+                     : "no loopback resolver",
+            "");
       }
     }
   }
-  const std::string v4 = first_word("/proc/sys/net/ipv4/ip_forward");
+  const std::string v4 = first_word(options.system.proc + "/sys/net/ipv4/ip_forward");
   add("forwarding.ipv4", v4 == "1" ? "ok" : "missing", v4,
       v4 == "1" ? "" : "run: sysctl -w net.ipv4.ip_forward=1");
-  const std::string v6 = first_word("/proc/sys/net/ipv6/conf/all/forwarding");
-  const bool need_v6 = std::any_of(snapshot.networks.begin(), snapshot.networks.end(),
-                                   [](const auto& network) { return network.gateway6.has_value(); });
+  const std::string v6 = first_word(options.system.proc + "/sys/net/ipv6/conf/all/forwarding");
+  const bool need_v6 =
+      std::any_of(snapshot.networks.begin(), snapshot.networks.end(),
+                  [](const auto& network) { return network.gateway6.has_value(); });
   add("forwarding.ipv6", v6 == "1" || !need_v6 ? "ok" : "missing",
       v6 + (need_v6 ? "" : " (no network with IPv6)"),
       v6 == "1" || !need_v6 ? "" : "run: sysctl -w net.ipv6.conf.all.forwarding=1");

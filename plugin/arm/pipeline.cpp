@@ -85,10 +85,68 @@ Result<std::string> read_back(const std::string& path) {
   return text;
 }
 
+// Whether a person who says `text` may mean the container of this release.
+bool names_container(const Release& release, const std::string& text) {
+  return release.container_name == text ||
+         (text.size() >= 12 && release.container_id.rfind(text, 0) == 0);
+}
+
+std::string joined(const std::vector<std::string>& list, const char* separator) {
+  std::string out;
+  for (const auto& item : list) out += (out.empty() ? "" : separator) + item;
+  return out;
+}
+
 std::vector<std::string> names_of(const policy::Policy& policy) {
   std::vector<std::string> out;
   for (const auto& rule : policy.names) out.push_back(rule.name);
   return out;
+}
+
+// One mutex per key, kept only while somebody wants it.
+class KeyedMutex {
+ public:
+  struct Lock {
+    std::shared_ptr<std::mutex> mutex;
+    std::unique_lock<std::mutex> held;
+    bool waited = false;
+  };
+  Lock lock(const std::string& key) {
+    Lock out;
+    {
+      const std::lock_guard guard(mutex_);
+      for (auto at = known_.begin(); at != known_.end();) {
+        at = at->second.expired() ? known_.erase(at) : std::next(at);
+      }
+      out.mutex = known_[key].lock();
+      if (!out.mutex) known_[key] = out.mutex = std::make_shared<std::mutex>();
+    }
+    out.held = std::unique_lock(*out.mutex, std::try_to_lock);
+    out.waited = !out.held.owns_lock();
+    if (out.waited) out.held.lock();
+    return out;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<std::mutex>> known_;
+};
+
+// What the policy's file names and what is pinned: where they differ, a refresh is due.
+std::string name_drift(const policy::Policy& policy, const policy::Resolution& resolution) {
+  std::vector<std::string> differences;
+  const auto names = names_of(policy);
+  for (const auto& name : names) {
+    if (resolution.names.count(name) == 0) differences.push_back(name + " is not resolved yet");
+  }
+  for (const auto& [name, resolved] : resolution.names) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      differences.push_back(name + " has left the file but is still allowed");
+    } else if (!resolved.error.empty()) {
+      differences.push_back(name + " did not resolve last time (" + resolved.error + ")");
+    }
+  }
+  return differences.empty() ? "" : "policy " + policy.name + ": " + joined(differences, "; ");
 }
 
 const std::string& policy_name(const EndpointRecord& endpoint, const NetworkRecord& network) {
@@ -103,8 +161,11 @@ struct Pipeline::Impl {
   engine::Api& engine;
   Audit audit;
 
+  KeyedMutex containers;  // by id: one operation at a time
+  // By name: from the look at what is known of its names to the kernel's having it, so that an arm
+  // cannot bring back what a refresh has just taken away.
+  KeyedMutex policies;
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<std::mutex>> locks;  // by container id
   // The engine's runtime table changes only with its process or its configuration.
   std::string info_key;
   engine::Info info;
@@ -112,11 +173,10 @@ struct Pipeline::Impl {
   Impl(Options o, host::Ports& p, engine::Api& e)
       : options(std::move(o)), ports(p), engine(e), audit(options.audit_file) {}
 
-  std::shared_ptr<std::mutex> lock_of(const std::string& container) {
-    const std::lock_guard guard(mutex);
-    auto& lock = locks[container];
-    if (!lock) lock = std::make_shared<std::mutex>();
-    return lock;
+  // Whether the process that a port was released for still runs.
+  [[nodiscard]] bool runs(const ProcessIdentity& process) const {
+    const auto now = engine::process_identity(process.pid, options.system.proc);
+    return now && *now == process;
   }
 
   Result<engine::Info> info_of(const engine::Identity& identity, const std::string& hash) {
@@ -140,41 +200,38 @@ struct Pipeline::Impl {
     }
   }
 
-  // Loads, resolves where needed, compiles. `notes` collects what a person should know.
-  struct Ready {
-    policy::Policy policy;
-    netdriver::PolicySpec spec;
-    bool resolved = false;
-  };
-  Result<Ready> ready(policy::Policy loaded, std::vector<std::string>& notes) {
-    Ready out;
-    out.policy = std::move(loaded);
+  // What a policy's names stand for; asks for them when that is too old.
+  Result<policy::Resolution> resolve(const policy::Policy& policy) {
+    auto known = ports.resolution(policy.name);
+    if (!known) return known;
+    if (!policy::needs_refresh(policy, *known, std::chrono::system_clock::now())) return known;
+    policy::Resolver resolver({options.resolvers, std::chrono::milliseconds(5000)});
+    const policy::Resolution fresh = resolver.resolve(names_of(policy));
+    // Others may have resolved meanwhile; names are asked for without holding anybody up.
+    const auto lock = policies.lock(policy.name);
+    known = ports.resolution(policy.name);
+    if (!known) return known;
+    policy::Resolution merged =
+        policy::merge(policy, *known, fresh, std::chrono::system_clock::now());
+    if (const Status saved = ports.save_resolution(policy.name, merged); !saved) {
+      return tl::unexpected(saved.error());
+    }
+    return merged;
+  }
+
+  Result<policy::Compiled> compile(const policy::Policy& policy,
+                                   const policy::Resolution& resolution) {
     auto host = ports.host_addresses();
     if (!host) return tl::unexpected(host.error());
-    const auto conflicts = policy::conflicts_with_host(out.policy, *host);
+    const auto conflicts = policy::conflicts_with_host(policy, *host);
     if (!conflicts.empty()) return refuse(conflicts.front());
-    auto known = ports.resolution(out.policy.name);
-    if (!known) return tl::unexpected(known.error());
-    const auto now = std::chrono::system_clock::now();
-    policy::Resolution resolution = *known;
-    if (policy::needs_refresh(out.policy, resolution, now)) {
-      policy::Resolver resolver({options.resolvers, std::chrono::milliseconds(5000)});
-      resolution = policy::merge(out.policy, *known, resolver.resolve(names_of(out.policy)), now);
-      out.resolved = true;
-      if (const Status saved = ports.save_resolution(out.policy.name, resolution); !saved) {
-        return tl::unexpected(saved.error());
-      }
-    }
-    policy::Compiled compiled = policy::compile(out.policy, resolution, *host);
-    notes.insert(notes.end(), compiled.notes.begin(), compiled.notes.end());
+    policy::Compiled compiled = policy::compile(policy, resolution, *host);
     if (!compiled.unresolved.empty()) {
-      std::string text;
-      for (const auto& name : compiled.unresolved) text += (text.empty() ? "" : "; ") + name;
-      return refuse("names of policy " + out.policy.name + " do not resolve: " + text +
+      return refuse("names of policy " + policy.name +
+                    " do not resolve: " + joined(compiled.unresolved, "; ") +
                     " (mark a name \"optional\" to arm without it)");
     }
-    out.spec = std::move(compiled.spec);
-    return out;
+    return compiled;
   }
 };
 
@@ -188,6 +245,7 @@ struct Pipeline::Run {
 
   engine::Identity identity{};
   std::string daemon_json;
+  std::optional<engine::Container> inspected;  // before the steps began, when nobody held us up
   engine::Container container{};
   EndpointId endpoint_id{};
   host::Port port{};
@@ -195,15 +253,20 @@ struct Pipeline::Run {
   ProcessIdentity process{};
   Fd netns{};
   netdriver::SandboxLink link{};
+  policy::Resolution resolution{};
   netdriver::PolicySpec spec{};
   std::string resolver_text{};
   std::string runtime{};  // "runsc" or "runc"
 
+  [[nodiscard]] const System& system() const { return impl.options.system; }
+
   // 1
   Evidence capabilities() {
-    auto evidence = check_capabilities();
+    auto evidence = check_capabilities(system());
     if (!evidence) return evidence;
-    if (const Status writable = impl.audit.writable(); !writable) return tl::unexpected(writable.error());
+    if (const Status writable = impl.audit.writable(); !writable) {
+      return tl::unexpected(writable.error());
+    }
     return evidence;
   }
   // 2
@@ -211,7 +274,7 @@ struct Pipeline::Run {
     auto answer = impl.engine.identify();
     if (!answer) return tl::unexpected(answer.error());
     identity = *answer;
-    auto evidence = check_namespace(identity.process.pid);
+    auto evidence = check_namespace(identity.process.pid, system());
     if (!evidence) return evidence;
     return "API " + identity.api_version + "; " + *evidence;
   }
@@ -225,7 +288,8 @@ struct Pipeline::Run {
   }
   // 4
   Evidence network_and_gate() {
-    auto found = impl.engine.inspect(request.container);
+    auto found = inspected ? Result<engine::Container>(std::move(*inspected))
+                           : impl.engine.inspect(request.container);
     if (!found) {
       if (found.error().code == ENOENT) {
         return refuse("there is no container '" + request.container + "'; see: docker ps");
@@ -267,7 +331,7 @@ struct Pipeline::Run {
       return refuse("the network is not as it should be: " + first_few(*differences) +
                     "; restart agentgated to repair it");
     }
-    auto forwarding = check_forwarding(port.endpoint);
+    auto forwarding = check_forwarding(port.endpoint, system());
     if (!forwarding) return forwarding;
     return "bridge " + bridge_name(port.network.id).str() + " and the layers read back right; " +
            *forwarding;
@@ -279,22 +343,13 @@ struct Pipeline::Run {
   }
   // 5
   Evidence container_premises() {
-    std::string all;
-    const auto add = [&](const Evidence& evidence) {
-      if (evidence) all += (all.empty() ? "" : "; ") + *evidence;
-      return evidence.has_value();
-    };
-    Evidence evidence = check_paused(container);
-    if (!add(evidence)) return evidence;
-    evidence = check_restart_policy(container);
-    if (!add(evidence)) return evidence;
-    evidence = check_networks(container);
-    if (!add(evidence)) return evidence;
-    evidence = check_privileges(container);
-    if (!add(evidence)) return evidence;
-    evidence = check_ports(container);
-    if (!add(evidence)) return evidence;
-
+    std::vector<std::string> all;
+    for (const auto check :
+         {check_paused, check_restart_policy, check_networks, check_privileges, check_ports}) {
+      auto evidence = check(container);
+      if (!evidence) return evidence;
+      all.push_back(std::move(*evidence));
+    }
     report.policy = request.policy ? *request.policy : policy_name(port.endpoint, port.network);
     auto loaded = policy::load(impl.options.policy_directory, report.policy);
     if (!loaded) return tl::unexpected(loaded.error());
@@ -302,21 +357,28 @@ struct Pipeline::Run {
     report.policy_revision = policy.revision;
     auto info = impl.info_of(identity, daemon_json);
     if (!info) return tl::unexpected(info.error());
-    evidence = check_runtime(container, *info, policy);
-    if (!add(evidence)) return evidence;
-    runtime = evidence->substr(evidence->rfind(' ') + 1);
+    auto seen = check_runtime(container, *info, policy, identity.process.pid, system());
+    if (!seen) return tl::unexpected(seen.error());
+    runtime = seen->kind;
+    all.push_back(seen->evidence);
 
-    auto started = engine::process_identity(container.pid);
+    auto started = engine::process_identity(container.pid, system().proc);
     if (!started) return tl::unexpected(started.error());
     process = *started;
-    evidence = frozen();
-    if (!add(evidence)) return evidence;
-    const std::string path = "/proc/" + std::to_string(container.pid) + "/ns/net";
+    auto evidence = check_frozen(container.pid, runtime, system());
+    if (!evidence) return evidence;
+    all.push_back(std::move(*evidence));
+    const std::string path = system().proc + "/" + std::to_string(container.pid) + "/ns/net";
     netns = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (netns.get() < 0) return fail_errno("network namespace of the container", path);
-    evidence = check_alone(container.pid, netns.get());
-    if (!add(evidence)) return evidence;
-    return all;
+    evidence = check_alone(container.pid, container.id, netns.get(), system());
+    if (!evidence) return evidence;
+    all.push_back(std::move(*evidence));
+    if (!container.capabilities_added.empty()) {
+      report.notes.push_back("it has added capabilities: " +
+                             joined(container.capabilities_added, ", "));
+    }
+    return joined(all, "; ");
   }
   // 6
   Evidence clean_slate() {
@@ -324,16 +386,17 @@ struct Pipeline::Run {
     const host::Snapshot snapshot = impl.ports.snapshot();
     for (const EndpointRecord& endpoint : snapshot.endpoints) {
       const bool own = endpoint.id == endpoint_id;
-      const bool same_name = endpoint.release && endpoint.release->container_name == container.name;
-      if (!own && !same_name) continue;
+      // Left by an earlier container of that name; one that was only renamed still runs.
+      const bool left = endpoint.release && endpoint.release->container_name == container.name &&
+                        endpoint.release->container_id != container.id &&
+                        !impl.runs(endpoint.release->process);
+      if (!own && !left) continue;
       if (const Status clean = impl.ports.clean(endpoint.id); !clean) {
         return tl::unexpected(clean.error());
       }
       cleaned.push_back(port_name(endpoint.id).str());
     }
-    std::string list;
-    for (const auto& name : cleaned) list += (list.empty() ? "" : ", ") + name;
-    return "nothing left on " + list;
+    return "nothing left on " + joined(cleaned, ", ");
   }
   // 7
   Evidence port_identification() {
@@ -344,12 +407,14 @@ struct Pipeline::Run {
     if (key.empty()) return refuse("the engine has not joined the endpoint to a sandbox");
     if (::stat(key.c_str(), &by_key) < 0) return fail_errno("sandbox of the endpoint", key);
     if (by_pid.st_ino != by_key.st_ino || by_pid.st_dev != by_key.st_dev) {
-      return refuse("the container's process is not in the sandbox that the endpoint was joined to");
+      return refuse(
+          "the container's process is not in the sandbox that the endpoint was joined to");
     }
     auto links = impl.ports.sandbox_links(netns.get());
     if (!links) return tl::unexpected(links.error());
-    auto evidence = check_links(*links, port.endpoint, runtime == "runsc", link);
-    if (!evidence) return evidence;
+    auto only = check_links(*links, port.endpoint, runtime == "runsc");
+    if (!only) return tl::unexpected(only.error());
+    link = only->link;
     auto differences = impl.ports.tie(endpoint_id, link, netns.get());
     if (!differences) return tl::unexpected(differences.error());
     if (!differences->empty()) {
@@ -357,16 +422,15 @@ struct Pipeline::Run {
                     first_few(*differences));
     }
     const engine::Attachment& seen = container.attachments.front();
-    const auto agree = [](const std::string& engine_says, const std::string& ours) {
-      return engine_says == ours;
-    };
-    if (!agree(seen.mac, port.endpoint.mac.to_string()) ||
-        !agree(seen.address4, port.endpoint.address4 ? port.endpoint.address4->to_string() : "") ||
-        !agree(seen.address6, port.endpoint.address6 ? port.endpoint.address6->to_string() : "")) {
+    const std::string address4 = port.endpoint.address4 ? port.endpoint.address4->to_string() : "";
+    const std::string address6 = port.endpoint.address6 ? port.endpoint.address6->to_string() : "";
+    if (seen.mac != port.endpoint.mac.to_string() || seen.address4 != address4 ||
+        seen.address6 != address6) {
       return refuse("the engine says MAC " + seen.mac + ", addresses '" + seen.address4 + "' '" +
-                    seen.address6 + "'; the endpoint has others");
+                    seen.address6 + "', its endpoint has " + port.endpoint.mac.to_string() + " '" +
+                    address4 + "' '" + address6 + "'; recreate the container");
     }
-    return "port " + report.port + " and " + *evidence + " are one veth, in namespace " +
+    return "port " + report.port + " and " + only->evidence + " are one veth, in namespace " +
            std::to_string(by_pid.st_ino);
   }
   // 8
@@ -389,14 +453,19 @@ struct Pipeline::Run {
     if (const Status prepared = impl.ports.prepare(endpoint_id); !prepared) {
       return tl::unexpected(prepared.error());
     }
-    auto ready = impl.ready(policy, report.notes);
-    if (!ready) return tl::unexpected(ready.error());
-    spec = std::move(ready->spec);
-    std::string evidence = "flags, FDB entry and neighbours set; policy " + policy.name +
-                           (ready->resolved ? " resolved now" : " resolved before");
+    auto resolved = impl.resolve(policy);
+    if (!resolved) return tl::unexpected(resolved.error());
+    resolution = std::move(*resolved);
+    auto compiled = impl.compile(policy, resolution);
+    if (!compiled) return tl::unexpected(compiled.error());
+    spec = std::move(compiled->spec);
+    report.notes.insert(report.notes.end(), compiled->notes.begin(), compiled->notes.end());
+    std::string evidence =
+        "flags, FDB entry and neighbours set; policy " + policy.name + " resolved and compiled";
     if (policy.resolvers.empty()) return evidence + "; no resolvers, resolver file left alone";
     resolver_text = policy::resolv_conf(policy);
-    if (const Status written = write_in_place(container.resolv_conf_path, resolver_text); !written) {
+    if (const Status written = write_in_place(container.resolv_conf_path, resolver_text);
+        !written) {
       return tl::unexpected(written.error());
     }
     return evidence + "; resolver file written";
@@ -415,6 +484,7 @@ struct Pipeline::Run {
     }
     return "every field of every layer as meant";
   }
+  // What must not have changed since step 5.
   Evidence still_the_same() {
     auto now = impl.engine.inspect(container.id);
     if (!now) return tl::unexpected(now.error());
@@ -425,22 +495,33 @@ struct Pipeline::Run {
         now->attachments.front().endpoint_id != container.attachments.front().endpoint_id) {
       return refuse("the container's networks changed meanwhile");
     }
-    auto paused = check_paused(*now);
-    if (!paused) return paused;
-    auto identity_now = engine::process_identity(container.pid);
-    if (!identity_now || *identity_now != process) {
-      return refuse("the container's process is another one now");
+    for (const auto check : {check_paused, check_restart_policy}) {
+      if (auto evidence = check(*now); !evidence) return evidence;
     }
-    return frozen();
+    if (!impl.runs(process)) return refuse("the container's process is another one now");
+    return check_frozen(container.pid, runtime, system());
   }
-  // runsc stops the guest's tasks inside the sandbox and leaves the cgroup running, so that the
-  // kernel's freezer says nothing there; the engine's word is what there is.
-  Evidence frozen() {
-    if (runtime == "runsc") return "paused inside the sandbox";
-    return check_frozen(container.pid);
+  // A refresh may have been faster: what it took away must not come back.
+  Status policy_is_current() {
+    auto loaded = policy::load(impl.options.policy_directory, policy.name);
+    if (!loaded) return tl::unexpected(loaded.error());
+    if (loaded->revision != policy.revision) {
+      return refuse("the file of policy " + policy.name + " was changed meanwhile; arm again");
+    }
+    auto known = impl.ports.resolution(policy.name);
+    if (!known) return tl::unexpected(known.error());
+    if (*known == resolution) return {};
+    auto compiled = impl.compile(policy, *known);
+    if (!compiled) return tl::unexpected(compiled.error());
+    spec = std::move(compiled->spec);
+    return {};
   }
   // 11
   Evidence release() {
+    const auto lock = impl.policies.lock(policy.name);
+    if (const Status current = policy_is_current(); !current) {
+      return tl::unexpected(current.error());
+    }
     auto same = still_the_same();
     if (!same) return same;
     Release record;
@@ -459,9 +540,9 @@ struct Pipeline::Run {
     auto seen = impl.ports.inspect(endpoint_id);
     if (!seen) return tl::unexpected(seen.error());
     if (seen->state != PortState::released) {
-      return refuse("the release does not read back: " +
-                    (seen->differences.empty() ? std::string("the port is closed")
-                                               : first_few(seen->differences)));
+      return refuse("the release does not read back: " + (seen->differences.empty()
+                                                              ? std::string("the port is closed")
+                                                              : first_few(seen->differences)));
     }
     auto same = still_the_same();
     if (!same) return same;
@@ -532,6 +613,32 @@ struct Pipeline::Run {
       if (close_again) undo(released);
     }
     if (!failed) report.outcome = Outcome::released;
+    if (failed && !released) close_earlier_release();
+  }
+
+  // A container that could not be verified now may still be released from before.
+  void close_earlier_release() {
+    const host::Snapshot snapshot = impl.ports.snapshot();
+    for (const EndpointRecord& endpoint : snapshot.endpoints) {
+      if (!endpoint.release) continue;
+      const Release& earlier = *endpoint.release;
+      const bool its = endpoint.id == endpoint_id ||
+                       (report.container_id.empty() ? names_container(earlier, request.container)
+                                                    : earlier.container_id == report.container_id);
+      if (!its) continue;
+      report.outcome = Outcome::undone;
+      report.reason += "; the release of " + earlier.released_at + " is undone";
+      if (const Status closed = impl.ports.close(endpoint.id);
+          !closed && closed.error().code != ENOENT) {
+        not_closed(closed.error());
+      }
+    }
+  }
+  void not_closed(const Error& error) {
+    report.outcome = Outcome::undone;
+    report.reason += "; AND THE PORT COULD NOT BE READ BACK CLOSED: " + error.to_string() +
+                     ": remove the container now";
+    spdlog::error("arm {}: {}", request.container, report.reason);
   }
 
   // Also when the batch of step 11 itself failed: its outcome may be unknown (ENOBUFS).
@@ -542,9 +649,7 @@ struct Pipeline::Run {
     if (closed.error().code == ENOENT) return;  // the endpoint is gone, and its port with it
     closed = impl.ports.close(endpoint_id);
     if (closed) return;
-    report.outcome = Outcome::undone;
-    report.reason += "; AND THE PORT COULD NOT BE READ BACK CLOSED: " + closed.error().to_string() +
-                     ": remove the container now";
+    not_closed(closed.error());
   }
 };
 
@@ -559,10 +664,10 @@ Report Pipeline::arm(const ArmRequest& request) {
   report.container = request.container;
   report.started_at = utc_now();
   // Serialised by the id, since a container has many names; an unknown one by what was asked.
-  const auto found = impl_->engine.inspect(request.container);
-  const auto lock = impl_->lock_of(found ? found->id : request.container);
-  const std::lock_guard guard(*lock);
+  auto found = impl_->engine.inspect(request.container);
+  const auto lock = impl_->containers.lock(found ? found->id : request.container);
   Run run(*impl_, request, report);
+  if (found && !lock.waited) run.inspected = std::move(*found);
   run.execute();
   report.milliseconds = since(start);
   impl_->write_audit(report);
@@ -578,8 +683,7 @@ Report Pipeline::disarm(const std::string& container) {
   // The engine may be down and the container gone: what the releases say is enough.
   std::set<EndpointId> targets;
   const auto found = impl_->engine.inspect(container);
-  const auto lock = impl_->lock_of(found ? found->id : container);
-  const std::lock_guard guard(*lock);
+  const auto lock = impl_->containers.lock(found ? found->id : container);
   if (found) {
     report.container_id = found->id;
     report.container_name = found->name;
@@ -593,17 +697,22 @@ Report Pipeline::disarm(const std::string& container) {
   for (const EndpointRecord& endpoint : snapshot.endpoints) {
     if (!endpoint.release) continue;
     const Release& release = *endpoint.release;
-    const bool by_id = container.size() >= 12 && release.container_id.rfind(container, 0) == 0;
-    if (release.container_name == container || by_id ||
-        (found && release.container_id == found->id)) {
+    // One that had the name before and runs under another one now is not meant.
+    const bool meant = found && impl_->runs(release.process) ? release.container_id == found->id
+                                                             : names_container(release, container);
+    if (meant || (found && release.container_id == found->id)) {
       targets.insert(endpoint.id);
       report.policy = release.policy;
     }
   }
   std::vector<std::string> failures;
   for (const EndpointId& id : targets) {
-    Step step{8, "port and default-deny", "close " + port_name(id).str(), StepOutcome::ok,
-              "closed in all layers, read back; FDB entry and neighbours removed", 0};
+    Step step{8,
+              "port and default-deny",
+              "close " + port_name(id).str(),
+              StepOutcome::ok,
+              "closed in all layers, read back; FDB entry and neighbours removed",
+              0};
     const auto began = Clock::now();
     if (const Status clean = impl_->ports.clean(id); !clean && clean.error().code != ENOENT) {
       step.outcome = StepOutcome::failed;
@@ -618,12 +727,18 @@ Report Pipeline::disarm(const std::string& container) {
   if (!failures.empty()) {
     report.outcome = Outcome::inconsistent;
     report.reason = "the port could not be closed: " + failures.front() + ": remove the container";
+    spdlog::error("disarm {}: {}", container, report.reason);
   } else if (targets.empty() && !found) {
     report.outcome = Outcome::refused;
     report.reason = found.error().code == ENOENT
                         ? "there is no container '" + container + "', and no port released for it"
-                        : "no port is released for '" + container + "', and the engine cannot say "
-                          "more: " + found.error().to_string();
+                        : "no port is released for '" + container +
+                              "', and the engine cannot say "
+                              "more: " +
+                              found.error().to_string();
+  } else if (targets.empty() && !found->running) {
+    report.outcome = Outcome::closed;
+    report.notes.push_back("it is not running and has no port");
   } else if (targets.empty()) {
     report.outcome = Outcome::refused;
     report.reason = "'" + container + "' is not on an agentgate network";
@@ -658,17 +773,19 @@ Report Pipeline::check(const std::string& container) {
     }
   } else {
     for (const EndpointRecord& endpoint : snapshot.endpoints) {
-      if (endpoint.release && (endpoint.release->container_name == container ||
-                               endpoint.release->container_id == container)) {
+      if (endpoint.release && names_container(*endpoint.release, container)) {
         target = endpoint.id;
+        report.container_id = endpoint.release->container_id;
+        report.container_name = endpoint.release->container_name;
       }
     }
     report.notes.push_back("engine: " + found.error().to_string());
   }
   if (!target) {
     report.outcome = Outcome::refused;
-    report.reason = found ? "'" + container + "' has no port of agentgate's (not running, or on "
-                            "another network)"
+    report.reason = found ? "'" + container +
+                                "' has no port of agentgate's (not running, or on "
+                                "another network)"
                           : "there is no port released for '" + container + "'";
     return done();
   }
@@ -697,20 +814,31 @@ Report Pipeline::check(const std::string& container) {
   if (release && seen->state == PortState::closed) {
     report.differences.emplace_back("released by record, but closed in the kernel");
   }
-  if (release && found) {
+  if (release) {
     // The premises of the release, as far as they can change afterwards.
     const auto premise = [&](const Evidence& evidence) {
       if (!evidence) report.differences.push_back("premise: " + evidence.error().text);
     };
-    premise(check_restart_policy(*found));
-    premise(check_networks(*found));
-    const auto process = engine::process_identity(release->process.pid);
-    if (found->id != release->container_id || !process || *process != release->process) {
-      report.differences.emplace_back("premise: released for another process than runs now");
+    if (found) {
+      premise(check_restart_policy(*found));
+      premise(check_networks(*found));
     }
-    const std::string path = "/proc/" + std::to_string(release->process.pid) + "/ns/net";
-    const Fd netns(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (netns.get() >= 0) premise(check_alone(release->process.pid, netns.get()));
+    const System& system = impl_->options.system;
+    if ((found && found->id != release->container_id) || !impl_->runs(release->process)) {
+      report.differences.emplace_back("premise: released for another process than runs now");
+    } else {
+      const std::string path = system.proc + "/" + std::to_string(release->process.pid) + "/ns/net";
+      const Fd netns(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+      if (netns.get() < 0) {
+        premise(fail_errno("network namespace of the container", path));
+      } else {
+        premise(check_alone(release->process.pid, release->container_id, netns.get(), system));
+        const auto links = impl_->ports.sandbox_links(netns.get());
+        const auto only = links ? check_links(*links, port->endpoint, true)
+                                : Result<LinkSeen>(tl::unexpected(links.error()));
+        premise(only ? Evidence(only->evidence) : Evidence(tl::unexpected(only.error())));
+      }
+    }
   }
   if (release) {
     const auto loaded = policy::load(impl_->options.policy_directory, release->policy);
@@ -724,6 +852,8 @@ Report Pipeline::check(const std::string& container) {
         report.notes.push_back("names of policy " + release->policy +
                                " are older than its refresh time; run: agentgate refresh");
       }
+      const std::string drift = resolution ? name_drift(*loaded, *resolution) : "";
+      if (!drift.empty()) report.notes.push_back(drift + "; run: agentgate refresh");
     }
   }
   if (!report.differences.empty()) {
@@ -734,6 +864,36 @@ Report Pipeline::check(const std::string& container) {
   }
   return done();
 }
+
+namespace {
+
+bool holds(const policy::Resolution& resolution, const std::string& name,
+           const IpAddress& address) {
+  const auto found = resolution.names.find(name);
+  return found != resolution.names.end() &&
+         std::any_of(found->second.addresses.begin(), found->second.addresses.end(),
+                     [&](const auto& other) { return other.address == address; });
+}
+
+void compare(const policy::Resolution& before, const policy::Resolution& fresh,
+             const policy::Resolution& after, Refreshed& out) {
+  for (const auto& [name, resolved] : after.names) {
+    for (const auto& seen : resolved.addresses) {
+      const std::string text = name + " " + seen.address.to_string();
+      if (!holds(before, name, seen.address)) out.added.push_back(text);
+      if (!holds(fresh, name, seen.address)) out.kept.push_back(text);
+    }
+  }
+  for (const auto& [name, resolved] : before.names) {
+    for (const auto& seen : resolved.addresses) {
+      if (!holds(after, name, seen.address)) {
+        out.removed.push_back(name + " " + seen.address.to_string());
+      }
+    }
+  }
+}
+
+}  // namespace
 
 std::vector<Refreshed> Pipeline::refresh(const std::optional<std::string>& only) {
   std::map<std::string, std::size_t> in_use;
@@ -758,48 +918,35 @@ std::vector<Refreshed> Pipeline::refresh(const std::optional<std::string>& only)
       if (!host) return failed(host.error().to_string());
       const auto conflicts = policy::conflicts_with_host(*loaded, *host);
       if (!conflicts.empty()) return failed(conflicts.front());
+      policy::Resolver resolver({impl_->options.resolvers, std::chrono::milliseconds(5000)});
+      const policy::Resolution fresh = resolver.resolve(names_of(*loaded));
+      // From here on no arm compiles from what was known before.
+      const auto lock = impl_->policies.lock(name);
       const auto known = impl_->ports.resolution(name);
       if (!known) return failed(known.error().to_string());
-      policy::Resolver resolver({impl_->options.resolvers, std::chrono::milliseconds(5000)});
-      const auto now = std::chrono::system_clock::now();
       const policy::Resolution merged =
-          policy::merge(*loaded, *known, resolver.resolve(names_of(*loaded)), now);
+          policy::merge(*loaded, *known, fresh, std::chrono::system_clock::now());
       const policy::Compiled compiled = policy::compile(*loaded, merged, *host);
-      for (const auto& [label, resolved] : merged.names) {
-        const auto before = known->names.find(label);
-        for (const auto& address : resolved.addresses) {
-          const bool was = before != known->names.end() &&
-                           std::any_of(before->second.addresses.begin(),
-                                       before->second.addresses.end(), [&](const auto& other) {
-                                         return other.address == address.address;
-                                       });
-          if (!was) refreshed.added.push_back(label + " " + address.address.to_string());
-          if (address.last_seen < now - std::chrono::seconds(60) || !resolved.error.empty()) {
-            refreshed.kept.push_back(label + " " + address.address.to_string());
-          }
-        }
-      }
-      for (const auto& [label, resolved] : known->names) {
-        const auto after = merged.names.find(label);
-        for (const auto& address : resolved.addresses) {
-          const bool is = after != merged.names.end() &&
-                          std::any_of(after->second.addresses.begin(),
-                                      after->second.addresses.end(), [&](const auto& other) {
-                                        return other.address == address.address;
-                                      });
-          if (!is) refreshed.removed.push_back(label + " " + address.address.to_string());
-        }
-      }
       if (const Status updated = impl_->ports.update_policy(compiled.spec); !updated) {
         return failed(updated.error().to_string());
       }
       if (const Status saved = impl_->ports.save_resolution(name, merged); !saved) {
         return failed(saved.error().to_string());
       }
-      refreshed.ok = compiled.unresolved.empty();
-      for (const auto& name_error : compiled.unresolved) {
-        refreshed.error += (refreshed.error.empty() ? "" : "; ") + name_error;
+      compare(*known, fresh, merged, refreshed);
+      std::vector<std::string> problems = compiled.unresolved;
+      for (const auto& rule : loaded->names) {
+        const auto asked = fresh.names.find(rule.name);
+        const bool answered = asked != fresh.names.end() && asked->second.error.empty();
+        const auto kept = merged.names.find(rule.name);
+        if (answered || rule.optional || kept == merged.names.end() ||
+            kept->second.addresses.empty()) {
+          continue;  // without any address it is among the unresolved
+        }
+        problems.push_back(rule.name + ": " + kept->second.error + "; its last addresses stay");
       }
+      refreshed.ok = problems.empty();
+      refreshed.error = joined(problems, "; ");
     };
     work();
     out.push_back(std::move(refreshed));

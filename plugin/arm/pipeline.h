@@ -4,6 +4,8 @@
 // before step 11 nothing is rolled back, since the port is simply still closed. From step 11 on a
 // failure closes the port again at once.
 //
+// A refused arm also closes what an earlier arm had released: exit 1 always means closed.
+//
 // It asks the engine and the kernel, compares, and decides; it changes the kernel only through
 // host::Ports. Operations on one container are serialised.
 #pragma once
@@ -13,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "plugin/arm/checks.h"
 #include "plugin/arm/service.h"
 #include "plugin/engine/engine.h"
 #include "plugin/host/host.h"
@@ -25,6 +28,7 @@ struct Options {
   std::string audit_file;              // empty: none
   std::vector<std::string> resolvers;  // for the names of policies; empty: the host's own
   std::string host_resolv_conf = "/etc/resolv.conf";
+  System system;  // where /proc and the cgroups are
 };
 
 class Pipeline : public Service {

@@ -97,7 +97,12 @@ Result<Container> container_from_json(std::string_view text) {
   out.publish_all_ports = host.flag("PublishAllPorts");
   out.capabilities_added = host.texts("CapAdd");
   host.members("PortBindings", [&](const std::string& port, const View&, const json& bindings) {
-    if (bindings.is_array() && !bindings.empty()) out.published_ports.push_back(port);
+    if (bindings.is_null()) return;
+    if (!bindings.is_array()) {
+      if (problem.empty()) problem = "\"PortBindings\" is of an unexpected type";
+    } else if (!bindings.empty()) {
+      out.published_ports.push_back(port);
+    }
   });
   const View state = view.at("State");
   out.running = state.flag("Running");
@@ -139,10 +144,25 @@ Result<Info> info_from_json(std::string_view text) {
     Runtime value;
     value.path = runtime.text("path");
     value.type = runtime.text("runtimeType");
+    value.binary = runtime.at("options").text("BinaryName");
     value.arguments = runtime.texts("runtimeArgs");
     out.runtimes[name] = std::move(value);
   });
   if (!problem.empty()) return fail("read engine info", problem, EPROTO);
+  return out;
+}
+
+Result<std::vector<std::string>> endpoints_from_json(std::string_view text) {
+  const json root = json::parse(text, nullptr, false);
+  if (!root.is_object()) return fail("read network", "not a JSON object", EPROTO);
+  std::string problem;
+  std::vector<std::string> out;
+  View(&root, &problem)
+      .members("Containers", [&](const std::string&, const View& one, const json&) {
+        std::string id = one.text("EndpointID");
+        if (!id.empty()) out.push_back(std::move(id));
+      });
+  if (!problem.empty()) return fail("read network", problem, EPROTO);
   return out;
 }
 

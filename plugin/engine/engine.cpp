@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <condition_variable>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <sstream>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -37,26 +40,90 @@ std::optional<std::int64_t> integer(std::string_view text) {
   return value;
 }
 
-std::string url_part(const std::string& text) {
-  static constexpr char hex[] = "0123456789ABCDEF";
-  std::string out;
-  for (const char c : text) {
-    if (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == '.') {
-      out += c;
-    } else {
-      out += '%';
-      out += hex[static_cast<unsigned char>(c) >> 4];
-      out += hex[static_cast<unsigned char>(c) & 0xF];
+// What a container can be called: its id or name, nothing that would change the request's path.
+bool is_reference(const std::string& text) {
+  return !text.empty() && text.size() <= 255 && text[0] != '.' && text[0] != '-' &&
+         std::all_of(text.begin(), text.end(), [](char c) {
+           return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' ||
+                  c == '.';
+         });
+}
+
+// ENOENT is kept for "no such container".
+int unreachable_code(int code) { return code == ENOENT ? ECONNREFUSED : code; }
+
+// cpp-httplib's timeouts are for one read: an answer that drips would never end. The watchdog
+// stops what runs past its deadline.
+class Watchdog {
+ public:
+  using Clock = std::chrono::steady_clock;
+  Watchdog() = default;
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  class Watch {
+   public:
+    Watch(Watchdog& dog, httplib::Client& client, Clock::time_point deadline)
+        : dog_(dog), client_(client) {
+      const std::lock_guard lock(dog_.mutex_);
+      dog_.watched_[&client_] = deadline;
+      if (!dog_.thread_.joinable()) dog_.thread_ = std::thread([&dog] { dog.run(); });
+      dog_.changed_.notify_all();
+    }
+    ~Watch() {
+      const std::lock_guard lock(dog_.mutex_);
+      dog_.watched_.erase(&client_);
+    }
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    Watchdog& dog_;
+    httplib::Client& client_;
+  };
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+      if (watched_.empty()) {
+        changed_.wait(lock);
+        continue;
+      }
+      const auto next = std::min_element(watched_.begin(), watched_.end(), [](auto& a, auto& b) {
+                          return a.second < b.second;
+                        })->second;
+      changed_.wait_until(lock, next);
+      const auto now = Clock::now();
+      for (auto& [client, deadline] : watched_) {
+        if (deadline > now) continue;
+        client->stop();
+        // stop() misses a client that is still connecting.
+        deadline = now + std::chrono::milliseconds(50);
+      }
     }
   }
-  return out;
-}
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<httplib::Client*, Clock::time_point> watched_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
 
 }  // namespace
 
-Result<ProcessIdentity> process_identity(std::int64_t pid) {
+Result<ProcessIdentity> process_identity(std::int64_t pid, const std::string& proc) {
   const std::string operation = "process " + std::to_string(pid);
-  const std::string stat = read_small("/proc/" + std::to_string(pid) + "/stat");
+  const std::string stat = read_small(proc + "/" + std::to_string(pid) + "/stat");
   // The command name is in parentheses and may hold anything, parentheses included.
   const auto close = stat.rfind(')');
   if (close == std::string::npos) return fail(operation, "no such process", ESRCH);
@@ -70,41 +137,65 @@ Result<ProcessIdentity> process_identity(std::int64_t pid) {
 
 struct Engine::Impl {
   Options options;
+  Watchdog watchdog;
   std::mutex mutex;
   std::string version;  // "v1.41"; guarded by mutex
 
-  Result<std::string> get(const std::string& path, const std::string& operation,
-                          std::string* api_version = nullptr) {
+  struct Answer {
+    int status = 0;
+    std::string body;
+    std::string api_version;
+  };
+
+  Result<Answer> ask(const std::string& path, const std::string& operation) {
+    // The library calls every failed connect the same; a person wants to know which it was.
+    if (const auto reachable = peer(operation); !reachable) {
+      return tl::unexpected(reachable.error());
+    }
+    const auto deadline = Watchdog::Clock::now() + options.timeout;
     httplib::Client client(options.socket, 80);
     client.set_address_family(AF_UNIX);
     // Older cpp-httplib sends the socket's path as Host, which the engine refuses.
     client.set_default_headers({{"Host", "localhost"}});
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.timeout);
-    const auto rest = std::chrono::duration_cast<std::chrono::microseconds>(options.timeout - seconds);
-    client.set_connection_timeout(seconds.count(), rest.count());
-    client.set_read_timeout(seconds.count(), rest.count());
-    client.set_write_timeout(seconds.count(), rest.count());
-    std::string body;
-    errno = 0;
+    client.set_connection_timeout(options.timeout);
+    client.set_read_timeout(options.timeout);
+    client.set_write_timeout(options.timeout);
+    Answer out;
+    const Watchdog::Watch watch(watchdog, client, deadline);
     const auto response = client.Get(path.c_str(), [&](const char* data, std::size_t length) {
-      body.append(data, length);
-      return body.size() <= kMaxAnswer;
+      out.body.append(data, length);
+      return out.body.size() <= kMaxAnswer;
     });
     if (!response) {
-      if (body.size() > kMaxAnswer) return fail(operation, "the answer is too large", EPROTO);
-      const bool timeout = response.error() == httplib::Error::Read;
+      if (out.body.size() > kMaxAnswer) {
+        return fail(operation, "the engine's answer is larger than 16 MiB", EPROTO);
+      }
+      if (Watchdog::Clock::now() >= deadline) {
+        return fail(operation,
+                    "the engine gave no whole answer on " + options.socket + " within " +
+                        std::to_string(options.timeout.count()) + " ms; is it hanging?",
+                    ETIMEDOUT);
+      }
       return fail(operation,
-                  "the engine does not answer on " + options.socket + " (" +
-                      httplib::to_string(response.error()) + "); is it running?",
-                  timeout ? ETIMEDOUT : ECONNREFUSED);
+                  "no answer of HTTP from " + options.socket + " (" +
+                      httplib::to_string(response.error()) + "); is it an engine's socket?",
+                  EPROTO);
     }
-    if (api_version != nullptr) *api_version = response->get_header_value("Api-Version");
-    if (response->status == 404) return fail(operation, message_of(body), ENOENT);
-    if (response->status != 200) {
-      return fail(operation, "the engine says " + std::to_string(response->status) + ": " +
-                                 message_of(body), EPROTO);
+    out.status = response->status;
+    out.api_version = response->get_header_value("Api-Version");
+    return out;
+  }
+
+  static Result<std::string> body_of(Result<Answer> answer, const std::string& operation) {
+    if (!answer) return tl::unexpected(answer.error());
+    if (answer->status == 404) return fail(operation, message_of(answer->body), ENOENT);
+    if (answer->status != 200) {
+      return fail(
+          operation,
+          "the engine says " + std::to_string(answer->status) + ": " + message_of(answer->body),
+          EPROTO);
     }
-    return body;
+    return std::move(answer->body);
   }
 
   static std::string message_of(const std::string& body) {
@@ -116,18 +207,26 @@ struct Engine::Impl {
   }
 
   Result<std::string> negotiate() {
-    std::string announced;
-    const auto pong = get("/_ping", "ping engine", &announced);
+    const std::string operation = "ping engine";
+    const auto pong = ask("/_ping", operation);
     if (!pong) return tl::unexpected(pong.error());
+    if (pong->status != 200) {
+      return fail(operation,
+                  "the engine says " + std::to_string(pong->status) + ": " + message_of(pong->body),
+                  EPROTO);
+    }
     // "1.41". No single version suits all engines: 29.0 has a minimum above 20.10's maximum.
+    const std::string& announced = pong->api_version;
     const auto dot = announced.find('.');
     const auto major = integer(announced.substr(0, dot));
     const auto minor = dot == std::string::npos ? std::nullopt : integer(announced.substr(dot + 1));
-    if (!major || !minor || *major != 1) {
-      return fail("ping engine", "unknown API version '" + announced + "'", EPROTO);
+    if (!major || !minor || *major != 1 || *minor < 0) {
+      return fail(operation,
+                  "unknown API version '" + announced + "'; is " + options.socket +
+                      " a Docker engine's socket?",
+                  EPROTO);
     }
-    const std::string chosen =
-        "1." + std::to_string(std::min<std::int64_t>(*minor, kNewestMinor));
+    const std::string chosen = "1." + std::to_string(std::min<std::int64_t>(*minor, kNewestMinor));
     const std::lock_guard lock(mutex);
     version = "v" + chosen;
     return chosen;
@@ -139,31 +238,44 @@ struct Engine::Impl {
       const std::lock_guard lock(mutex);
       prefix = version;
     }
-    if (prefix.empty()) {
-      if (const auto chosen = negotiate(); !chosen) return tl::unexpected(chosen.error());
-      const std::lock_guard lock(mutex);
-      prefix = version;
+    const bool remembered = !prefix.empty();
+    for (bool again = false;; again = true) {
+      if (prefix.empty() || again) {
+        const auto chosen = negotiate();
+        if (!chosen) return tl::unexpected(chosen.error());
+        prefix = "v" + *chosen;
+      }
+      auto answer = ask("/" + prefix + path, operation);
+      // Another engine may answer by now, and refuse the version of the one before.
+      if (answer && answer->status == 400 && remembered && !again) continue;
+      return body_of(std::move(answer), operation);
     }
-    return get("/" + prefix + path, operation);
   }
 
   // The process on the other side of the socket, as the kernel noted it at listen().
-  Result<std::int64_t> peer() {
-    const std::string operation = "identify engine on " + options.socket;
+  Result<std::int64_t> peer(const std::string& operation) const {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    if (options.socket.size() >= sizeof address.sun_path) {
-      return fail(operation, "the socket's path is too long", ENAMETOOLONG);
+    if (options.socket.empty() || options.socket.size() >= sizeof address.sun_path) {
+      return fail(operation, "'" + options.socket + "' cannot be a socket's path", ENAMETOOLONG);
     }
-    std::memcpy(address.sun_path, options.socket.c_str(), options.socket.size() + 1);
+    std::memcpy(address.sun_path, options.socket.c_str(), options.socket.size());
     const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return fail_errno(operation);
+    // Bounds connect() when the listener's queue is full.
+    const auto ms = options.timeout.count();
+    const timeval limit{static_cast<time_t>(ms / 1000), static_cast<suseconds_t>(ms % 1000 * 1000)};
     ucred credentials{};
     socklen_t length = sizeof credentials;
     Result<std::int64_t> out = 0;
-    if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 ||
+    if (::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) < 0 ||
+        ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 ||
         ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) < 0) {
-      out = fail_errno(operation, "is the engine running?");
+      const int code = errno;
+      out = fail(operation,
+                 "the engine cannot be reached on " + options.socket + ": " + errno_name(code) +
+                     "; is it running? (--engine-socket)",
+                 code == EAGAIN ? ETIMEDOUT : unreachable_code(code));
     } else {
       out = credentials.pid;
     }
@@ -178,17 +290,18 @@ Engine::Engine(Options options) : impl_(std::make_unique<Impl>()) {
 Engine::~Engine() = default;
 
 Result<Identity> Engine::identify() {
-  auto pid = impl_->peer();
+  const std::string operation = "identify engine";
+  auto pid = impl_->peer(operation);
   if (!pid) return tl::unexpected(pid.error());
   const std::string comm = read_small("/proc/" + std::to_string(*pid) + "/comm");
   if (*pid <= 1 || comm.rfind("systemd", 0) == 0) {
     // Socket activation: the service manager listened. The engine wrote down its own pid.
     const auto written = integer(read_small(impl_->options.pid_file));
-    if (!written) {
-      return fail("identify engine",
+    if (!written || *written <= 0) {
+      return fail(operation,
                   "the socket is the service manager's and " + impl_->options.pid_file +
                       " does not name the engine's process; give its path with --engine-pid-file",
-                  ENOENT);
+                  ESRCH);
     }
     pid = *written;
   }
@@ -200,8 +313,11 @@ Result<Identity> Engine::identify() {
 }
 
 Result<Container> Engine::inspect(const std::string& reference) {
-  auto body = impl_->versioned("/containers/" + url_part(reference) + "/json",
-                               "inspect container " + reference);
+  const std::string operation = "inspect container " + reference;
+  if (!is_reference(reference)) {
+    return fail(operation, "'" + reference + "' is not a container's name or id", ENOENT);
+  }
+  auto body = impl_->versioned("/containers/" + reference + "/json", operation);
   if (!body) return tl::unexpected(body.error());
   return container_from_json(*body);
 }
@@ -213,19 +329,11 @@ Result<Info> Engine::info() {
 }
 
 Result<std::vector<std::string>> Engine::network_endpoints(const std::string& network_id) {
-  auto body = impl_->versioned("/networks/" + url_part(network_id), "inspect network " + network_id);
+  const std::string operation = "inspect network " + network_id;
+  if (!is_reference(network_id)) return fail(operation, "not a network's id", ENOENT);
+  auto body = impl_->versioned("/networks/" + network_id, operation);
   if (!body) return tl::unexpected(body.error());
-  const auto root = nlohmann::json::parse(*body, nullptr, false);
-  std::vector<std::string> out;
-  if (!root.is_object()) return fail("inspect network", "not a JSON object", EPROTO);
-  const auto containers = root.find("Containers");
-  if (containers == root.end() || !containers->is_object()) return out;
-  for (const auto& [id, value] : containers->items()) {
-    if (value.is_object() && value.contains("EndpointID") && value["EndpointID"].is_string()) {
-      out.push_back(value["EndpointID"].get<std::string>());
-    }
-  }
-  return out;
+  return endpoints_from_json(*body);
 }
 
 }  // namespace agentgate::engine

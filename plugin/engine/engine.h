@@ -5,8 +5,9 @@
 // Knows HTTP, JSON and the API's versions; judges nothing: what a container must be like is the
 // pipeline's business. Never used from a driver request (DESIGN.md, 2.8).
 // Threading: an Engine may be used from several threads; requests are independent.
-// Errors: code ENOENT: no such container; ECONNREFUSED and other errno values: the engine cannot
-// be reached; EPROTO: an answer that is not what the API promises; ETIMEDOUT.
+// Errors: code ENOENT: no such container or network, and never anything else; ECONNREFUSED, EACCES
+// and other errno values: the engine cannot be reached; EPROTO: an answer that is not what the API
+// promises; ETIMEDOUT: no whole answer within Options::timeout.
 #pragma once
 
 #include <chrono>
@@ -53,8 +54,9 @@ struct Container {
 };
 
 struct Runtime {
-  std::string path;  // binary; empty when the runtime is a shim
-  std::string type;  // runtimeType, e.g. io.containerd.runsc.v1; empty when it is a binary
+  std::string path;    // binary; empty when the runtime is a shim
+  std::string type;    // runtimeType, e.g. io.containerd.runsc.v1; empty when it is a binary
+  std::string binary;  // options.BinaryName of a runc shim; empty: runc
   std::vector<std::string> arguments;
   bool operator==(const Runtime&) const = default;
 };
@@ -93,7 +95,7 @@ class Engine : public Api {
   struct Options {
     std::string socket = "/var/run/docker.sock";
     std::string pid_file = "/var/run/docker.pid";
-    std::chrono::milliseconds timeout{10000};  // per request
+    std::chrono::milliseconds timeout{10000};  // for a whole request and its answer
   };
   explicit Engine(Options options);
   ~Engine() override;
@@ -113,8 +115,10 @@ class Engine : public Api {
 // The decoders by themselves, for tests and fuzzing. They never throw.
 [[nodiscard]] Result<Container> container_from_json(std::string_view text);
 [[nodiscard]] Result<Info> info_from_json(std::string_view text);
+[[nodiscard]] Result<std::vector<std::string>> endpoints_from_json(std::string_view text);
 
-// field 22 of /proc/PID/stat. ESRCH: no such process.
-[[nodiscard]] Result<ProcessIdentity> process_identity(std::int64_t pid);
+// Field 22 of PROC/PID/stat. ESRCH: no such process.
+[[nodiscard]] Result<ProcessIdentity> process_identity(std::int64_t pid,
+                                                       const std::string& proc = "/proc");
 
 }  // namespace agentgate::engine

@@ -10,6 +10,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::uint64_t kMaxPid = 1 << 22;  // PID_MAX_LIMIT, include/linux/threads.h
+
 // Reads the fields of one object and notices what is missing, wrong or left over.
 class Fields {
  public:
@@ -17,10 +19,9 @@ class Fields {
     object_ = json::parse(text, nullptr, false);
     if (!object_.is_object()) {
       problem("is not a JSON object");
-    } else if (object_.value("version", json()) != 1) {
+    } else if (number("version") != 1) {
       problem("has no \"version\": 1");
     }
-    used_.push_back("version");
   }
   explicit Fields(json object, const char* what) : what_(what), object_(std::move(object)) {
     if (!object_.is_object()) problem("is not an object");
@@ -119,7 +120,7 @@ std::string encode(const NetworkRecord& network) {
                {"policy", network.policy},
                {"mtu", network.mtu},
                {"masquerade", network.masquerade}})
-      .dump(1);
+      .dump(1, ' ', false, json::error_handler_t::replace);
 }
 
 Result<NetworkRecord> decode_network(std::string_view text) {
@@ -181,10 +182,13 @@ Result<EndpointRecord> decode_endpoint(std::string_view text) {
     Release release;
     release.container_id = inner.text("container_id");
     release.container_name = inner.text("container_name");
-    release.process.pid = static_cast<std::int64_t>(inner.number("pid"));
+    const std::uint64_t pid = inner.number("pid");
+    if (!inner.bad() && (pid == 0 || pid > kMaxPid)) inner.problem("\"pid\" is out of range");
+    release.process.pid = static_cast<std::int64_t>(pid);
     release.process.start_time = inner.number("start_time");
     release.policy = inner.text("policy");
-    if (!inner.bad() && !check_policy_name(release.policy)) inner.problem("\"policy\" is not a name");
+    if (!inner.bad() && !check_policy_name(release.policy))
+      inner.problem("\"policy\" is not a name");
     release.released_at = inner.text("released_at");
     if (Status status = inner.finish(); !status) return tl::unexpected(status.error());
     out.release = std::move(release);

@@ -9,6 +9,8 @@
 
 #include <cstring>
 
+#include <nlohmann/json.hpp>
+
 namespace agentgate::store {
 namespace {
 
@@ -48,46 +50,75 @@ Result<std::string> read_file(const fs::path& path) {
 
 Status sync_directory(const fs::path& directory) {
   const Fd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() < 0 || ::fsync(folder.get()) < 0) return fail_errno("sync " + directory.string());
+  if (folder.get() < 0 || ::fsync(folder.get()) < 0)
+    return fail_errno("sync " + directory.string());
   return {};
 }
 
 Status write_file(const fs::path& path, const std::string& text) {
   const std::string operation = "write " + path.string();
+  constexpr const char* mend = "free space or make the directory writable";
   const fs::path temporary = path.string() + ".new";
   {
-    const Fd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
-                         0600));
-    if (file.get() < 0) return fail_errno(operation, "free space or make the directory writable");
+    const Fd file(
+        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (file.get() < 0) return fail_errno(operation, mend);
     std::size_t at = 0;
     while (at < text.size()) {
       const ssize_t length = ::write(file.get(), text.data() + at, text.size() - at);
       if (length < 0 && errno == EINTR) continue;
       if (length < 0) {
-        auto error = fail_errno(operation, "free space or make the directory writable");
+        auto error = fail_errno(operation, mend);
         ::unlink(temporary.c_str());
         return error;
       }
       at += static_cast<std::size_t>(length);
     }
     if (::fsync(file.get()) < 0) {
-      auto error = fail_errno(operation);
+      auto error = fail_errno(operation, mend);
       ::unlink(temporary.c_str());
       return error;
     }
   }
   if (::rename(temporary.c_str(), path.c_str()) < 0) {
-    auto error = fail_errno(operation);
+    auto error = fail_errno(operation, mend);
     ::unlink(temporary.c_str());
     return error;
   }
   return sync_directory(path.parent_path());
 }
 
+// What is in it decides which ports are open after a start.
+Status only_ours_to_write(const fs::path& directory) {
+  const std::string operation = "open state directory " + directory.string();
+  struct stat status {};
+  if (::stat(directory.c_str(), &status) < 0) return fail_errno(operation);
+  if (!S_ISDIR(status.st_mode)) return fail(operation, "not a directory", ENOTDIR);
+  if (status.st_uid != ::geteuid()) {
+    return fail(operation,
+                "it belongs to uid " + std::to_string(status.st_uid) + "; run: chown " +
+                    std::to_string(::geteuid()) + " " + directory.string(),
+                EPERM);
+  }
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return fail(operation, "others can write it; run: chmod go-w " + directory.string(), EPERM);
+  }
+  return {};
+}
+
+Status make_directory(const fs::path& directory) {
+  if (::mkdir(directory.c_str(), 0700) == 0) return sync_directory(directory.parent_path());
+  if (errno != EEXIST) {
+    return fail_errno("create " + directory.string(),
+                      "make its parent writable, or set --state-dir");
+  }
+  return only_ours_to_write(directory);
+}
+
 Status remove_file(const fs::path& path) {
   if (::unlink(path.c_str()) < 0) {
     if (errno == ENOENT) return {};
-    return fail_errno("remove " + path.string());
+    return fail_errno("remove " + path.string(), "make the directory writable");
   }
   return sync_directory(path.parent_path());
 }
@@ -107,7 +138,8 @@ struct Store::Impl {
 
   void set_aside(const fs::path& path, const std::string& why, Contents& out) const {
     const fs::path target =
-        directory / "damaged" / (path.filename().string() + "." + utc_now());
+        directory / "damaged" /
+        (path.parent_path().filename().string() + "-" + path.filename().string() + "." + utc_now());
     std::string message = path.string() + ": " + why;
     if (::rename(path.c_str(), target.c_str()) == 0) {
       message += "; moved to " + target.string() + ", what it described counts as gone";
@@ -128,9 +160,8 @@ struct Store::Impl {
     }
     if (error) return fail("read " + (directory / folder).string(), "", error.value());
     for (const fs::path& path : paths) {
-      if (path.extension() == ".new") {  // a write that a crash cut short
-        ::unlink(path.c_str());
-        continue;
+      if (path.extension() == ".new" && ::unlink(path.c_str()) == 0) {
+        continue;  // a write that a crash cut short
       }
       if (path.extension() != ".json") {
         set_aside(path, "not a file of agentgate's", out);
@@ -155,11 +186,15 @@ Result<std::unique_ptr<Store>> Store::open(const fs::path& directory) {
   auto impl = std::make_unique<Impl>();
   impl->directory = directory;
   std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) return fail("create " + directory.string(), "", error.value());
+  fs::path absolute = fs::absolute(directory, error).lexically_normal();
+  if (!absolute.has_filename()) absolute = absolute.parent_path();  // "DIR/"
+  fs::create_directories(absolute.parent_path(), error);
+  if (error)
+    return fail("create " + absolute.parent_path().string(), error.message(), error.value());
+  if (const Status made = make_directory(absolute); !made) return tl::unexpected(made.error());
   for (const char* folder : kFolders) {
-    if (::mkdir((directory / folder).c_str(), 0700) < 0 && errno != EEXIST) {
-      return fail_errno("create " + (directory / folder).string());
+    if (const Status made = make_directory(absolute / folder); !made) {
+      return tl::unexpected(made.error());
     }
   }
   const std::string lock = (directory / "lock").string();
@@ -173,24 +208,33 @@ Result<std::unique_ptr<Store>> Store::open(const fs::path& directory) {
 
 Result<Contents> Store::load() {
   Contents out;
-  Status status = impl_->each("networks", out, [&](const std::string& stem, const std::string& text) {
-    auto record = decode_network(text);
-    if (!record) return Status(tl::unexpected(record.error()));
-    if (record->id.str() != stem) return Status(fail("network file", "its name is not its id", EBADMSG));
-    out.networks[record->id] = std::move(*record);
-    return Status();
-  });
+  Status status =
+      impl_->each("networks", out, [&](const std::string& stem, const std::string& text) {
+        auto record = decode_network(text);
+        if (!record) return Status(tl::unexpected(record.error()));
+        if (record->id.str() != stem)
+          return Status(fail("network file", "its name is not its id", EBADMSG));
+        out.networks[record->id] = std::move(*record);
+        return Status();
+      });
   if (!status) return tl::unexpected(status.error());
   status = impl_->each("endpoints", out, [&](const std::string& stem, const std::string& text) {
     auto record = decode_endpoint(text);
     if (!record) return Status(tl::unexpected(record.error()));
-    if (record->id.str() != stem) return Status(fail("endpoint file", "its name is not its id", EBADMSG));
+    if (record->id.str() != stem)
+      return Status(fail("endpoint file", "its name is not its id", EBADMSG));
     out.endpoints[record->id] = std::move(*record);
     return Status();
   });
   if (!status) return tl::unexpected(status.error());
   status = impl_->each("policies", out, [&](const std::string& stem, const std::string& text) {
     if (const Status good = check_policy_name(stem); !good) return good;
+    // What is in it is the policy folder's to judge; that it is a whole file of ours is not.
+    const auto root = nlohmann::json::parse(text, nullptr, false);
+    const auto version = root.is_object() ? root.find("version") : root.end();
+    if (!root.is_object() || version == root.end() || *version != 1) {
+      return Status(fail("resolution file", "is not a JSON object with \"version\": 1", EBADMSG));
+    }
     out.resolutions[stem] = text;
     return Status();
   });
@@ -205,15 +249,15 @@ Status Store::save(const EndpointRecord& endpoint) {
   return write_file(impl_->file("endpoints", endpoint.id.str()), encode(endpoint));
 }
 Status Store::save_resolution(const std::string& policy, const std::string& json) {
+  if (Status good = check_policy_name(policy); !good) return good;
   return write_file(impl_->file("policies", policy), json);
 }
-Status Store::remove(const NetworkId& id) {
-  return remove_file(impl_->file("networks", id.str()));
-}
+Status Store::remove(const NetworkId& id) { return remove_file(impl_->file("networks", id.str())); }
 Status Store::remove(const EndpointId& id) {
   return remove_file(impl_->file("endpoints", id.str()));
 }
 Status Store::remove_resolution(const std::string& policy) {
+  if (Status good = check_policy_name(policy); !good) return good;
   return remove_file(impl_->file("policies", policy));
 }
 
