@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -295,6 +296,101 @@ TEST_F(OpenBridge, ErrorsAreToldApart) {
   EXPECT_THROW((void)open_namespace("/nonexistent"), std::system_error);
   Sender sender(container->fd(), "eth0");
   EXPECT_EQ(sender.send(Bytes(13, 0)), EINVAL);  // shorter than a header: the kernel refuses it
+}
+
+// The command, as scripts use it: started in the background, told to end by its pid.
+class Command {
+ public:
+  Command(const NetNamespace& where, const std::string& arguments) : where_(where) {
+    char name[] = "/tmp/agprobe-XXXXXX";
+    if (::mkdtemp(name) == nullptr) throw std::runtime_error("mkdtemp");
+    folder_ = name;
+    where_.sh(AGPROBE " " + arguments + " --ready-file " + folder_ + "/ready >" + folder_ +
+              "/out 2>" + folder_ + "/err & echo $! >" + folder_ + "/pid");
+    for (int i = 0; i < 5000 && ::access((folder_ + "/ready").c_str(), F_OK) != 0; ++i) {
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+  ~Command() { where_.exec({"/bin/rm", "-r", folder_}); }
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+
+  nlohmann::json finish() const {
+    return nlohmann::json::parse(
+        where_.sh("kill -TERM $(cat " + folder_ + "/pid); while kill -0 $(cat " + folder_ +
+                  "/pid) 2>/dev/null; do sleep 0.01; done; cat " + folder_ + "/out"));
+  }
+
+ private:
+  const NetNamespace& where_;
+  std::string folder_;
+};
+
+class AgprobeTest : public OpenBridge {
+ protected:
+  [[nodiscard]] std::string identity() const {
+    return " --own-mac " + text(who.own.mac) +
+           " --own-ip4 192.0.2.11 --own-ip6 2001:db8:2::11 --gateway-mac " + text(who.gateway.mac) +
+           " --gateway-ip4 192.0.2.1 --gateway-ip6 2001:db8:2::1 --neighbour-mac " +
+           text(who.neighbour.mac) +
+           " --neighbour-ip4 192.0.2.12 --neighbour-ip6 2001:db8:2::12"
+           " --outside-ip4 198.51.100.2 --outside-ip6 2001:db8:51::2";
+  }
+};
+
+TEST_F(AgprobeTest, WatchSeesWhatFramesSends) {
+  const Command watch(*host,
+                      "watch --run-id 5 --dev br0,up0," + neighbour->path() + "@eth0" + identity());
+  const auto sent = nlohmann::json::parse(
+      container->sh(AGPROBE " frames --run-id 5 --repeat 2 --dev eth0 --kinds all" + identity()));
+  std::this_thread::sleep_for(200ms);
+  const auto seen = watch.finish();
+  EXPECT_EQ(sent["kinds"].size(), catalogue().size());
+  EXPECT_EQ(sent["kinds"]["own-gateway-udp"]["sent"], 2);
+  EXPECT_EQ(seen["run_id"], 5);
+  for (const auto& kind : catalogue()) {
+    const auto count = [&](const std::string& device, const char* direction) {
+      return seen["devices"][device]["kinds"]
+          .value(kind.name, nlohmann::json::object())
+          .value(direction, 0);
+    };
+    EXPECT_EQ(count("br0", "incoming") > 0, kind.open_bridge.bridge) << kind.name;
+    EXPECT_EQ(count(neighbour->path() + "@eth0", "incoming") > 0, kind.open_bridge.neighbour)
+        << kind.name;
+    EXPECT_EQ(count("up0", "outgoing") > 0, kind.open_bridge.uplink) << kind.name;
+  }
+}
+
+TEST_F(AgprobeTest, BlastsListensAndSniffs) {
+  const Command listen(*host, "listen --run-id 6");
+  const Command blast(*container,
+                      "blast --run-id 6 --kinds own-gateway-udp --dev eth0" + identity());
+  const auto seen = nlohmann::json::parse(
+      host->sh(AGPROBE " sniff --run-id 6 --dev '*' --seconds 0.3" + identity()));
+  const auto sent = blast.finish();
+  const auto received = listen.finish();
+  EXPECT_GT(sent["sent"], 1000);
+  EXPECT_GT(seen["devices"]["*"]["links"]["br0"]["kinds"]["own-gateway-udp"]["incoming"], 100);
+  EXPECT_GT(received["all"]["udp4"], 100);
+  EXPECT_GT(received["kinds"]["own-gateway-udp"], 100);
+}
+
+TEST_F(AgprobeTest, SaysWhatIsWrong) {
+  const auto status = [&](const std::string& arguments) {
+    const Output output = host->exec({"/bin/sh", "-c", AGPROBE " " + arguments});
+    EXPECT_FALSE(output.err.empty()) << arguments;
+    return output.status;
+  };
+  EXPECT_EQ(status("frames"), 64);
+  EXPECT_EQ(status("frames --run-id 1 --dev br0 --kinds nosuch"), 64);
+  EXPECT_EQ(status("frames --run-id 1 --dev br0 --own-mac 02:00"), 64);
+  EXPECT_EQ(status("frames --run-id 1 --dev br0 --own-ip4 1.2.3"), 64);
+  EXPECT_EQ(status("frames --run-id 1 --dev nosuch"), 1);
+  EXPECT_EQ(status("sniff --run-id 1 --dev nosuch"), 1);
+  EXPECT_EQ(status("sniff --run-id 1 --dev br0 --netns /nonexistent"), 1);
+  const auto list = nlohmann::json::parse(host->sh(AGPROBE " list"));
+  EXPECT_EQ(list.size(), catalogue().size());
+  EXPECT_EQ(list[0]["open_bridge"], catalogue()[0].open_bridge.to_string());
 }
 
 TEST(NetNamespaceTest, RunsInsideAndHandsBack) {
