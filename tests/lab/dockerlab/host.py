@@ -2,7 +2,6 @@
 """One Docker host: namespaces, an engine of the wanted version, and what tests do with it."""
 
 import http.client
-import io
 import json
 import os
 import pathlib
@@ -10,16 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import tarfile
 
-from . import fetch
+from . import fetch, image
 from .errors import LabError
 from .namespace import HERE, Namespace, remove_cgroups, wait_for
 from .sniff import Sniffer
 
 ENGINES = tuple(fetch.ENGINE_SOURCES)
-IMAGE = "lab/busybox"
-BUSYBOX = "/bin/busybox"
 RESOLV_CONF = "nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
 
 
@@ -63,6 +59,8 @@ class Host(Namespace):
         runtimes = {"runsc-alias-not-really": {"path": str(self.runc)}}
         if self.runsc:
             runtimes["runsc"] = {"path": str(self.runsc), "runtimeArgs": self.runsc_args()}
+            # Without this gVisor gives nobody raw sockets, whatever --cap-add says.
+            runtimes["runsc-raw"] = {"path": str(self.runsc), "runtimeArgs": self.runsc_args() + ["--net-raw"]}
         if self.engine.name != "20.10":
             # Debian packages no containerd-shim-runsc-v1; this is a type that is not gVisor's.
             runtimes["runsc-type-not-really"] = {"runtimeType": "io.containerd.runc.v2"}
@@ -94,16 +92,16 @@ class Host(Namespace):
 
     # -- the engine
 
-    def start_engine(self, image=True, timeout=60):
-        """Starts containerd and dockerd and waits for the API; makes the test image if missing."""
+    def start_engine(self, images=(image.BUSYBOX_IMAGE, image.PYTHON_IMAGE), timeout=60):
+        """Starts containerd and dockerd and waits for the API; makes the test images if missing."""
         if self.containerd is None or not self.containerd.alive():
             self.write("/etc/containerd/config.toml",
                        'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
             self.containerd = self.start("containerd", log="containerd.log")
             wait_for(lambda: self._up(self.containerd, "/run/containerd/containerd.sock"), timeout, "containerd is up")
         self.start_dockerd(timeout)
-        if image and self.docker("image", "inspect", IMAGE).returncode:
-            self.import_image()
+        for name in images:
+            self.import_image(name)
 
     def start_dockerd(self, timeout=60):
         """dockerd alone, as after a restart of the service."""
@@ -194,28 +192,10 @@ class Host(Namespace):
         """One request to the engine's API, or to another socket: (status, text)."""
         return request(socket_path or self.socket, method, path, body, timeout)
 
-    def import_image(self):
-        """A test image of one static busybox."""
-        data = io.BytesIO()
-        applets = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout.split()
-        with tarfile.open(fileobj=data, mode="w") as tar:
-            for folder in ("bin", "etc", "tmp", "root", "proc", "sys", "dev", "var"):
-                entry = tarfile.TarInfo(folder)
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
-                tar.addfile(entry)
-            tar.add(BUSYBOX, "bin/busybox")
-            for applet in applets:
-                if applet != "busybox":
-                    entry = tarfile.TarInfo(f"bin/{applet}")
-                    entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
-                    tar.addfile(entry)
-            for name, text in (("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/tmp:/bin/sh\n"),
-                               ("etc/group", "root:x:0:\nagent:x:1000:\n")):
-                entry = tarfile.TarInfo(name)
-                entry.size = len(text)
-                tar.addfile(entry, io.BytesIO(text.encode()))
-        self.docker_ok("import", "-c", 'CMD ["sleep", "3600"]', "-c", "ENV PATH=/bin", "-", IMAGE,
-                       input=data.getvalue())
+    def import_image(self, name=image.BUSYBOX_IMAGE):
+        """Makes a test image on this host, unless it is there."""
+        if self.docker("image", "inspect", name).returncode:
+            self.docker_ok("import", "-c", 'CMD ["sleep", "1000000"]', "-c", "ENV PATH=/bin", image.build(name), name)
 
     # -- drivers
 
@@ -276,6 +256,28 @@ class Host(Namespace):
         return subprocess.run(["nsenter", f"--net={self.container_net(name)}", "--", *map(str, argv)],
                               capture_output=True, text=True, timeout=timeout, input=input)
 
+    def probe(self, container, probes, timeout=2):
+        """Tries things from inside a lab/python container, all at once (probe.py).
+
+        A probe is a tuple (kind, address, port) or a dict; the answer is one dict each. Raises if
+        the container cannot run it.
+        """
+        wanted = [one if isinstance(one, dict) else dict(zip(("kind", "to", "port"), one)) for one in probes]
+        done = self.docker("exec", "-i", container, "python3", "-I", "-", str(timeout), json.dumps(wanted),
+                           input=(HERE / "probe.py").read_text(), timeout=timeout * 3 + 30)
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            raise LabError(f"probe in {container}: exit {done.returncode}\n{done.stdout}{done.stderr}") from None
+
+    def reaches(self, container, probes, timeout=2):
+        """probe(), but only whether each got an answer."""
+        return [result["ok"] for result in self.probe(container, probes, timeout)]
+
+    def stream(self, container, address, port, kind="tcp"):
+        """A flow that goes on in the container (port: 22, or a UDP port): what came back is in the Stream."""
+        return Stream(self, container, address, port, kind)
+
     def sniff(self, interface="eth0"):
         return Sniffer(self.net(), interface)
 
@@ -314,6 +316,29 @@ class Services:
 
     def stop(self):
         self.process.kill()
+
+
+class Stream:
+    """A flow inside a container that sends a number every 20 ms and notes which come back."""
+
+    _count = 0
+
+    def __init__(self, host, container, address, port, kind):
+        Stream._count += 1
+        self._host, self._container, self._path = host, container, f"/tmp/stream.{Stream._count}"
+        script = f"/tmp/stream.{Stream._count}.py"
+        host.docker_ok("exec", "-i", container, "sh", "-c", f"cat > {script}", input=(HERE / "probe.py").read_text())
+        host.docker_ok("exec", "-d", container, "python3", "-I", script, "stream", address, str(port), self._path,
+                       kind)
+        wait_for(lambda: self.log(), 10, f"the start of a flow to {address} port {port}", interval=0.1)
+
+    def log(self):
+        return self._host.docker("exec", self._container, "cat", self._path).stdout.splitlines()
+
+    def received(self):
+        """The numbers that came back: [(number, time)]."""
+        pairs = [line.split() for line in self.log()]
+        return [(int(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2 and pair[0].isdigit()]
 
 
 def nspids(pid):

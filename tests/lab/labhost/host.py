@@ -307,13 +307,13 @@ class Lab:
         script = []
         for number, (kind, address, port) in enumerate(probes):
             if kind == "tcp":
-                test = f"echo | timeout {seconds} nc -w {seconds} {address} {port} 2>&1 | grep -q lab"
                 test = (f'r=$(echo | timeout {seconds} nc -w {seconds} {address} {port} 2>/dev/null); '
                         f'test -n "$r"')
                 if port == 443:  # TLS: the server waits for a hello; that it connects is enough
                     test = f"timeout {seconds} nc -w {seconds} {address} {port} -e /bin/true </dev/null 2>/dev/null"
             elif kind == "udp":
-                test = (f'r=$(echo hello | timeout {seconds} nc -u -w 1 {address} {port} 2>/dev/null); '
+                # nc ends with its input; the answer needs a moment.
+                test = (f'r=$( (echo hello; sleep 1) | timeout {seconds} nc -u -w 2 {address} {port} 2>/dev/null); '
                         f'test -n "$r"')
             elif kind == "dns":  # address: server, port: name
                 test = f"timeout {seconds} nslookup {port} {address} 2>/dev/null | grep -q 192.0.2"
