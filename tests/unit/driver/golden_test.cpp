@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -38,9 +39,10 @@ std::string body_of(const json& captured) {
 
 bool publishes(const json& body) {
   const json options = body.value("Options", json::object());
-  return options.is_object() && options.contains("com.docker.network.portmap") &&
-         options["com.docker.network.portmap"].is_array() &&
-         !options["com.docker.network.portmap"].empty();
+  if (!options.is_object() || !options.contains("com.docker.network.portmap")) return false;
+  // A driver option of that name arrives as text where Docker does not overwrite it.
+  const json& map = options["com.docker.network.portmap"];
+  return !map.is_array() || !map.empty();
 }
 
 // Options that a person asked for and that agentgate refuses; captures have some on purpose.
@@ -166,8 +168,7 @@ void expect_by_verb(const std::string& verb, const json& body, const http::Respo
 
 TEST(Golden, EveryCapturedRequestIsAnswered) {
   const auto files = golden_files();
-  if (files.empty()) GTEST_SKIP() << "no captures in " << AGENTGATE_GOLDEN;
-  std::set<std::string> verbs;
+  std::map<std::string, std::set<std::string>> verbs;  // by engine
   for (const fs::path& file : files) {
     SCOPED_TRACE(file.string());
     std::ifstream stream(file);
@@ -187,7 +188,7 @@ TEST(Golden, EveryCapturedRequestIsAnswered) {
       return found == endpoints.networks.end() ? std::nullopt : std::optional(found->second);
     });
     const http::Response answer = driver.handle({captured.value("method", "POST"), path, text, {}});
-    verbs.insert(verb);
+    verbs[file.parent_path().filename().string()].insert(verb);
     if (body.empty() && verb != "Activate" && verb != "GetCapabilities" &&
         verb.rfind("Discover", 0) != 0) {
       EXPECT_EQ(answer.status, 400);  // a captured retry
@@ -196,9 +197,13 @@ TEST(Golden, EveryCapturedRequestIsAnswered) {
     }
     expect_by_verb(verb, body, answer, endpoints);
   }
-  for (const char* verb : {"Activate", "GetCapabilities", "CreateNetwork", "CreateEndpoint", "Join",
-                           "EndpointOperInfo", "Leave", "DeleteEndpoint", "DeleteNetwork"}) {
-    EXPECT_EQ(verbs.count(verb), 1U) << "no capture has " << verb;
+  EXPECT_FALSE(verbs.empty()) << "no captures in " << AGENTGATE_GOLDEN;
+  for (const auto& [engine, seen] : verbs) {
+    for (const char* verb : {"Activate", "GetCapabilities", "CreateNetwork", "CreateEndpoint",
+                             "Join", "EndpointOperInfo", "Leave", "DeleteEndpoint", "DeleteNetwork",
+                             "ProgramExternalConnectivity", "RevokeExternalConnectivity"}) {
+      EXPECT_EQ(seen.count(verb), 1U) << "no capture of " << engine << " has " << verb;
+    }
   }
 }
 
