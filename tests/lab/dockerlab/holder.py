@@ -96,15 +96,20 @@ def main():
     config = json.loads(sys.argv[1])
     os.setsid()
     check(libc.unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET), "unshare")
+    told, tell = os.pipe()
     child = os.fork()
     if child:
         # Whoever ends this process wants the namespaces gone.
         print(child, flush=True)
+        os.close(tell)
         os.close(0)
         os.close(1)
         os.waitpid(child, 0)
         return
     check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    os.close(tell)
+    os.read(told, 1)  # the PID comes first
+    os.close(told)
     prepare(config)
     print("ready", flush=True)
     os.close(1)

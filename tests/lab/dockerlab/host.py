@@ -238,11 +238,11 @@ class Host(Namespace):
         # of a process's PIDs is the one in this host.
         level = len(nspids(self.pid)) - 1
         namespace = os.readlink(f"/proc/{self.pid}/root/proc/{inner}/ns/pid")
-        for entry in os.scandir("/proc"):
+        for pid in os.listdir("/proc"):
             try:
-                if (entry.name.isdigit() and os.readlink(f"/proc/{entry.name}/ns/pid") == namespace
-                        and nspids(entry.name)[level] == inner):
-                    return int(entry.name)
+                if (pid.isdigit() and os.readlink(f"/proc/{pid}/ns/pid") == namespace
+                        and nspids(pid)[level] == inner):
+                    return int(pid)
             except (OSError, IndexError):
                 continue
         raise LabError(f"{self.name}: no process {inner}")
