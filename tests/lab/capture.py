@@ -16,7 +16,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from dockerlab import ENGINES, Lab, LabError  # noqa: E402
+from agentlab import ENGINES, Lab, LabError  # noqa: E402
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
 IMAGE = "lab/busybox"

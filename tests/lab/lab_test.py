@@ -13,10 +13,10 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from dockerlab import ENGINES, Lab, LabError, internet  # noqa: E402
-from dockerlab.image import PYTHON_IMAGE  # noqa: E402
-from dockerlab.lab import labs  # noqa: E402
-from dockerlab.namespace import wait_for  # noqa: E402
+from agentlab import ENGINES, Lab, LabError, internet  # noqa: E402
+from agentlab.image import PYTHON_IMAGE  # noqa: E402
+from agentlab.lab import labs  # noqa: E402
+from agentlab.namespace import wait_for  # noqa: E402
 
 CHOSEN = os.environ.get("AGENTGATE_LAB_ENGINES", " ".join(ENGINES)).split()
 
@@ -170,7 +170,7 @@ class HostTests(unittest.TestCase):
 
 
 class CleanTests(unittest.TestCase):
-    SCRIPT = ("import sys, time\nsys.path.insert(0, sys.argv[1])\nfrom dockerlab import Lab\n"
+    SCRIPT = ("import sys, time\nsys.path.insert(0, sys.argv[1])\nfrom agentlab import Lab\n"
               "lab = Lab()\nhost = lab.host(sys.argv[2])\nhost.start_engine(images=['lab/busybox'])\n"
               "host.docker_ok('run', '-d', 'lab/busybox')\nprint(lab.base, flush=True)\n"
               "print(host.outer_pid(host.container_pid(host.docker_ok('ps', '-q'))), flush=True)\ntime.sleep(600)\n")

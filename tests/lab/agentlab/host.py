@@ -1,327 +1,381 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A Docker host in namespaces: network, mounts, engine, agentgated; and the internet behind it."""
-import atexit
+"""One Docker host: namespaces, an engine of the wanted version, and what tests do with it."""
+
+import http.client
 import json
 import os
+import pathlib
 import shutil
 import signal
+import socket
 import subprocess
-import sys
-import tempfile
-import time
 
-from . import fetch
+from . import fetch, image
+from .errors import LabError
+from .namespace import HERE, Namespace, remove_cgroups, wait_for
+from .sniff import Sniffer
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-
-DNS, DNS6, OTHER_DNS = "192.0.2.53", "2001:db8:53::53", "192.0.2.54"
-ALLOWED, ALLOWED6, DENIED, DENIED6 = "192.0.2.80", "2001:db8:80::80", "192.0.2.81", "2001:db8:80::81"
-METADATA, LAN = "169.254.169.254", "10.99.0.9"
-UPLINK_HOST, UPLINK_FAR = "203.0.113.2", "203.0.113.1"
-UPLINK6_HOST, UPLINK6_FAR = "2001:db8:113::2", "2001:db8:113::1"
+ENGINES = tuple(fetch.ENGINE_SOURCES)
+RESOLV_CONF = "nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
 
 
-class Timeout(Exception):
-    pass
+class Host(Namespace):
+    """A host with Docker's default paths: /run/docker.sock, /var/lib/docker, /etc/docker.
 
+    eth0 is the cable to the internet: `address`, `address6` and, on the local network,
+    `lan_address`. `daemon` is merged into daemon.json; `runsc` chooses the build.
+    """
 
-def wait_for(what, condition, seconds=30, every=0.05):
-    end = time.time() + seconds
-    while time.time() < end:
-        if condition():
-            return
-        time.sleep(every)
-    raise Timeout(what)
+    def __init__(self, lab, internet, number, engine, runsc=fetch.DEFAULT_RUNSC, daemon=None,
+                 resolv_conf=RESOLV_CONF, forwarding=True):
+        self.engine = fetch.fetch_engine(engine)
+        self.runc = fetch.fetch_runc()
+        self.runsc = fetch.fetch_runsc(runsc) if runsc else None
+        self._internet, self._number, self._forwarding = internet, number, forwarding
+        super().__init__(lab, f"host{number}", resolv_conf)
+        self._connect()
+        self.daemon = self._daemon_json(daemon or {})
+        self.write("/etc/docker/daemon.json", json.dumps(self.daemon, indent=1) + "\n")
 
+    def _connect(self):
+        self.containerd = self.dockerd = None
+        self.address, self.lan_address, self.address6 = self._internet.attach(self, self._number)
+        if self._forwarding:
+            self.sysctl("net/ipv4/ip_forward", 1)
+            self.sysctl("net/ipv6/conf/all/forwarding", 1)
 
-class Lab:
-    """Use as a context manager. Everything it starts it stops, by process id."""
+    def reboot(self):
+        """A power cut and a new start: disks stay; processes, /run, links and rules are gone.
 
-    def __init__(self, engine="20.10", verbose=False):
-        self.engine, self.verbose = engine, verbose
-        self.dir = tempfile.mkdtemp(prefix="agentlab-")
-        self.processes = {}  # name -> Popen, in order of start
-        self.bundle = fetch.bundle(engine)
-        self.runc = os.path.join(fetch.bundle("20.10"), "usr/sbin/runc")
-        self.runsc = fetch.runsc()
+        The engine is not started: start_agentgated() and start_engine() in the order of the test.
+        """
+        self.end()
+        shutil.rmtree(self.base / "run")
+        remove_cgroups(self.lab.cgroup + "/" + self.name)
+        self.launch()
+        self._connect()
 
-    # -- processes --------------------------------------------------------------------------------
-    def spawn(self, name, argv, env=None):
-        log = open(os.path.join(self.dir, name + ".log"), "ab")
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env,
-                                   start_new_session=True)
-        self.processes[name] = process
+    def _daemon_json(self, extra):
+        runtimes = {"runsc-alias-not-really": {"path": str(self.runc)}}
+        if self.runsc:
+            runtimes["runsc"] = {"path": str(self.runsc), "runtimeArgs": self.runsc_args()}
+            # Without this gVisor gives nobody raw sockets, whatever --cap-add says.
+            runtimes["runsc-raw"] = {"path": str(self.runsc), "runtimeArgs": self.runsc_args() + ["--net-raw"]}
+        if self.engine.name != "20.10":
+            # Debian packages no containerd-shim-runsc-v1; this is a type that is not gVisor's.
+            runtimes["runsc-type-not-really"] = {"runtimeType": "io.containerd.runc.v2"}
+        settings = {"runtimes": runtimes, "cgroup-parent": f"/{self.lab.cgroup}/{self.name}", "storage-driver": "overlay2",
+                    "shutdown-timeout": 3}
+        settings.update({key: value for key, value in extra.items() if key != "runtimes"})
+        settings["runtimes"].update(extra.get("runtimes", {}))
+        return {key: value for key, value in settings.items() if value is not None}
+
+    def runsc_args(self):
+        # 2022's runsc has no systrap.
+        return ["--platform=ptrace"] if "20221219" in str(self.runsc) else ["--platform=systrap"]
+
+    def environment(self):
+        env = super().environment()
+        runtimes = [str(self.runc.parent)] + ([str(self.runsc.parent)] if self.runsc else [])
+        env["PATH"] = ":".join(self.engine.path + runtimes + [env["PATH"]])
+        if self.engine.libraries:
+            env["LD_LIBRARY_PATH"] = ":".join(self.engine.libraries)
+        return env
+
+    def write(self, path, text, mode=0o644):
+        """Writes a file inside, as root, with its folders."""
+        self.run("sh", "-c", 'mkdir -p "$(dirname "$1")" && cat > "$1" && chmod "$2" "$1"', "sh", path,
+                 oct(mode)[2:], input=text if text else b"")
+
+    def read(self, path):
+        return self.run("cat", path)
+
+    # -- the engine
+
+    def start_engine(self, images=(image.BUSYBOX_IMAGE, image.PYTHON_IMAGE), timeout=60):
+        """Starts containerd and dockerd and waits for the API; makes the test images if missing."""
+        if self.containerd is None or not self.containerd.alive():
+            self.write("/etc/containerd/config.toml",
+                       'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
+            self.containerd = self.start("containerd", log="containerd.log")
+            wait_for(lambda: self._up(self.containerd, "/run/containerd/containerd.sock"), timeout, "containerd is up")
+        self.start_dockerd(timeout)
+        for name in images:
+            self.import_image(name)
+
+    def start_dockerd(self, timeout=60):
+        """dockerd alone, as after a restart of the service."""
+        if self.dockerd is not None and self.dockerd.alive():
+            raise LabError(f"{self.name}: dockerd runs already")
+        self.exec("rm", "-f", "/run/docker.pid")
+        self.dockerd = self.start("dockerd", "--containerd", "/run/containerd/containerd.sock", log="dockerd.log")
+
+        def answers():
+            if not self.dockerd.alive():
+                tail = "\n".join(self.dockerd.output().splitlines()[-20:])
+                raise LabError(f"{self.name}: dockerd ended:\n{tail}")
+            return self.api("GET", "/_ping", timeout=5)[0] == 200
+
+        wait_for(answers, timeout, "dockerd answers", interval=0.1)
+
+    def _up(self, process, socket_path):
+        if not process.alive():
+            raise LabError(f"{self.name}: ended: {process.output()[-2000:]}")
+        return os.path.exists(self.outside(socket_path))
+
+    def stop_dockerd(self):
+        """As the service manager would: SIGTERM and wait."""
+        code = self.dockerd.stop(40)
+        self.dockerd = None
+        return code
+
+    def kill_dockerd(self):
+        """A crash: SIGKILL to dockerd alone. Containers go on."""
+        self.dockerd.kill()
+        self.dockerd = None
+
+    def kill_engine(self):
+        """What a power cut leaves: dockerd, containerd, every shim and container gone at once."""
+        self.kill_dockerd()
+        if self.containerd is not None:
+            self.containerd.kill()
+            self.containerd = None
+        for pid in self.cgroup_pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        # What is left under the first process now are shims, and what they had started.
+        self.exec("sh", "-c", 'for p in /proc/[0-9]*; do case "$(tr "\\0" " " < $p/cmdline)" in '
+                              '*containerd-shim*|*runsc*) kill -9 "${p#/proc/}";; esac; done')
+
+    def cgroup_pids(self):
+        """The processes of this lab's containers, by the PIDs that the machine knows."""
+        pids = set()
+        for path in pathlib.Path("/sys/fs/cgroup").glob(f"*/{self.lab.cgroup}/{self.name}/**/cgroup.procs"):
+            try:
+                pids.update(int(word) for word in path.read_text().split())
+            except OSError:
+                pass
+        return sorted(pids)
+
+    def stop_engine(self):
+        if self.dockerd is not None:
+            self.stop_dockerd()
+        if self.containerd is not None:
+            self.containerd.stop()
+            self.containerd = None
+
+    def outside(self, path):
+        """Where a path under /run is for a process outside."""
+        if not path.startswith("/run/"):
+            raise LabError(f"{path} is not under /run")
+        return str(self.base / path[1:])
+
+    @property
+    def socket(self):
+        """The API's socket, from outside: DOCKER_HOST is "unix://" and this."""
+        return self.outside("/run/docker.sock")
+
+    def docker(self, *argv, check=False, timeout=120, input=None):
+        """`docker ARGS`; answers with a CompletedProcess."""
+        return self.exec("docker", *argv, check=check, timeout=timeout, input=input)
+
+    def docker_ok(self, *argv, **kwargs):
+        """`docker ARGS` that must succeed; answers with its output, stripped."""
+        return self.docker(*argv, check=True, **kwargs).stdout.strip()
+
+    def inspect(self, name, kind="container"):
+        return json.loads(self.docker_ok(kind, "inspect", name))[0]
+
+    def api(self, method, path, body=None, timeout=30, socket_path=None):
+        """One request to the engine's API, or to another socket: (status, text)."""
+        return request(socket_path or self.socket, method, path, body, timeout)
+
+    def import_image(self, name=image.BUSYBOX_IMAGE):
+        """Makes a test image on this host, unless it is there."""
+        if self.docker("image", "inspect", name).returncode:
+            self.docker_ok("import", "-c", 'CMD ["sleep", "1000000"]', "-c", "ENV PATH=/bin", image.build(name), name)
+
+    # -- drivers
+
+    def start_stub(self, name="agentgate", mode="half-routes", *options):
+        """The logging stub in place of the driver; its requests are in stub_requests()."""
+        return self.python(str(HERE.parent / "stub_driver.py"), "--name", name, "--mode", mode,
+                           "--log", str(self.logs / "stub.requests"), *options, log=f"stub.{name}.log")
+
+    def stub_requests(self):
+        """What Docker sent to every stub so far, in order: method, path, headers, body."""
+        path = self.logs / "stub.requests"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def start_agentgated(self, binary, args=(), env=None, log="agentgated.log",
+                         ready="/run/docker/plugins/agentgate.sock", timeout=20):
+        """Starts the daemon inside and waits until it listens on `ready`. Output goes to logs/`log`."""
+        self.run("mkdir", "-p", "/run/docker/plugins", "/run/agentgate")
+        process = self.start(binary, *args, log=log, env=env)
+
+        def listening():
+            if not process.alive():
+                raise LabError(f"{self.name}: agentgated ended with {process.wait()}:\n{process.output()[-4000:]}")
+            return ready is None or connects(self.outside(ready))
+
+        wait_for(listening, timeout, f"{self.name}: agentgated listens on {ready}")
         return process
 
-    def log_of(self, name):
-        with open(os.path.join(self.dir, name + ".log"), errors="replace") as file:
-            return file.read()
+    # -- containers from outside
 
-    def stop(self, name, sig=signal.SIGTERM, seconds=20):
-        process = self.processes.pop(name, None)
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(sig)
+    def container_pid(self, name):
+        """The PID of a container's first process, as this host knows it."""
+        pid = self.inspect(name)["State"]["Pid"]
+        if not pid:
+            raise LabError(f"container {name} does not run")
+        return pid
+
+    def outer_pid(self, inner):
+        """The machine's PID of the process that has PID `inner` in this host."""
+        # Of a container's processes, the PID namespace is below the host's: the level tells which
+        # of a process's PIDs is the one in this host.
+        level = len(nspids(self.pid)) - 1
+        namespace = os.readlink(f"/proc/{self.pid}/root/proc/{inner}/ns/pid")
+        for pid in os.listdir("/proc"):
+            try:
+                if (pid.isdigit() and os.readlink(f"/proc/{pid}/ns/pid") == namespace
+                        and nspids(pid)[level] == inner):
+                    return int(pid)
+            except (OSError, IndexError):
+                continue
+        raise LabError(f"{self.name}: no process {inner}")
+
+    def container_net(self, name):
+        """The path of a container's network namespace, from outside. Works under runsc too."""
+        return f"/proc/{self.pid}/root/proc/{self.container_pid(name)}/ns/net"
+
+    def in_container_net(self, name, *argv, timeout=30, input=None):
+        """Runs a program of the machine in a container's network namespace (not in its file system)."""
+        return subprocess.run(["nsenter", f"--net={self.container_net(name)}", "--", *map(str, argv)],
+                              capture_output=True, text=True, timeout=timeout, input=input)
+
+    def probe(self, container, probes, timeout=2):
+        """Tries things from inside a lab/python container, all at once (probe.py).
+
+        A probe is a tuple (kind, address, port) or a dict; the answer is one dict each. Raises if
+        the container cannot run it.
+        """
+        wanted = [one if isinstance(one, dict) else dict(zip(("kind", "to", "port"), one)) for one in probes]
+        done = self.docker("exec", "-i", container, "python3", "-I", "-", str(timeout), json.dumps(wanted),
+                           input=(HERE / "probe.py").read_text(), timeout=timeout * 3 + 30)
         try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            return json.loads(done.stdout)
+        except ValueError:
+            raise LabError(f"probe in {container}: exit {done.returncode}\n{done.stdout}{done.stderr}") from None
 
-    # -- namespaces -------------------------------------------------------------------------------
-    def _holder(self, name, script):
-        """A process that keeps a namespace open; returns its pid once the script is through."""
-        ready = os.path.join(self.dir, name + ".ready")
-        process = self.spawn(name, ["unshare", "--net", "--mount", "/bin/sh", "-ec",
-                                    script + f"\ntouch {ready}\nexec sleep infinity"])
+    def reaches(self, container, probes, timeout=2):
+        """probe(), but only whether each got an answer."""
+        return [result["ok"] for result in self.probe(container, probes, timeout)]
 
-        def done():
-            if process.poll() is not None:
-                raise RuntimeError(f"{name} did not start: {self.log_of(name)}")
-            return os.path.exists(ready)
-        wait_for(name, done)
-        return process.pid
+    def stream(self, container, address, port, kind="tcp"):
+        """A flow that goes on in the container (port: 22, or a UDP port): what came back is in the Stream."""
+        return Stream(self, container, address, port, kind)
 
-    def __enter__(self):
-        atexit.register(self.close)
-        d = self.dir
-        os.makedirs("/etc/docker", exist_ok=True)
-        for folder in ("run", "etc-docker", "policies", "state", "log", "cgroup"):
-            os.makedirs(os.path.join(d, folder), exist_ok=True)
-        os.chmod(os.path.join(d, "policies"), 0o755)
-        self.write("resolv.conf", f"nameserver {DNS}\n")
-        self.daemon_json({})
-        addresses = " ".join(f"{a}/32" for a in (DNS, OTHER_DNS, ALLOWED, DENIED, METADATA, LAN))
-        addresses6 = " ".join(f"{a}/128" for a in (DNS6, ALLOWED6, DENIED6))
-        self.internet = self._holder("internet", f"""
-            mount --make-rprivate /
-            ip link set lo up
-            for a in {addresses}; do ip addr add $a dev lo; done
-            for a in {addresses6}; do ip -6 addr add $a dev lo nodad; done
-        """)
-        self.host = self._holder("host", f"""
-            mount --make-rprivate /
-            mount --rbind /sys/fs/cgroup {d}/cgroup
-            mount -t sysfs sysfs /sys
-            mount --rbind {d}/cgroup /sys/fs/cgroup
-            mount --bind {d}/run /run
-            mount --bind {d}/etc-docker /etc/docker
-            mount --bind {d}/resolv.conf /etc/resolv.conf
-            ip link set lo up
-            ip link add up0 type veth peer name far0 netns {self.internet}
-            ip addr add {UPLINK_HOST}/24 dev up0
-            ip -6 addr add {UPLINK6_HOST}/64 dev up0 nodad
-            ip link set up0 up
-            nsenter -t {self.internet} -n ip addr add {UPLINK_FAR}/24 dev far0
-            nsenter -t {self.internet} -n ip -6 addr add {UPLINK6_FAR}/64 dev far0 nodad
-            nsenter -t {self.internet} -n ip link set far0 up
-            ip route add default via {UPLINK_FAR}
-            ip -6 route add default via {UPLINK6_FAR}
-            echo 1 > /proc/sys/net/ipv4/ip_forward
-            echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
-        """)
-        self._start_internet()
-        return self
+    def sniff(self, interface="eth0"):
+        return Sniffer(self.net(), interface)
 
-    def __exit__(self, *unused):
-        self.close()
+    def sniff_container(self, name, interface="eth0"):
+        return Sniffer(self.container_net(name), interface)
+
+    def listen(self, address, tcp=(), udp=(), name="service"):
+        """Services of the host on one address (it need not be there yet); answers with a Services."""
+        return Services(self, address, tcp, udp, name)
+
+    # -- the end
 
     def close(self):
-        atexit.unregister(self.close)
-        if not os.path.isdir(self.dir):
-            return
-        if "dockerd" in self.processes and self.processes["dockerd"].poll() is None:
-            ids = self.docker("ps", "-aq", check=False).stdout.split()
-            if ids:
-                self.docker("rm", "-f", *ids, check=False, timeout=120)
-        for name in reversed(list(self.processes)):
-            self.stop(name, signal.SIGKILL if name in ("host", "internet") else signal.SIGTERM)
-        for mount in sorted(self._mounts(), reverse=True):
-            subprocess.run(["umount", "-l", mount], stderr=subprocess.DEVNULL)
-        shutil.rmtree(self.dir, ignore_errors=True)
+        if not self.closed and self.dockerd is not None and self.dockerd.alive():
+            # Not for the processes, which end with the namespace: for a clean end of the data.
+            self.dockerd.signal(signal.SIGKILL)
+        super().close()
 
-    def _mounts(self):
-        with open("/proc/self/mounts") as file:
-            return [line.split()[1] for line in file if line.split()[1].startswith(self.dir)]
 
-    def write(self, name, text):
-        path = os.path.join(self.dir, name)
-        with open(path, "w") as file:
-            file.write(text)
-        return path
+class Services:
+    """TCP and UDP services of a host, and who came."""
 
-    def path(self, name):
-        return os.path.join(self.dir, name)
+    _count = 0
 
-    def netns(self, who="host"):
-        return f"/proc/{getattr(self, who)}/ns/net"
+    def __init__(self, host, address, tcp, udp, name):
+        Services._count += 1
+        self._journal = host.logs / f"{name}.{Services._count}.journal"
+        self._journal.touch()
+        self.process = host.python(
+            "farside.py", json.dumps({"tcp": {str(port): "banner" for port in tcp}, "udp": list(udp),
+                                      "address": address, "journal": str(self._journal), "name": name}),
+            log=f"{name}.{Services._count}.log")
 
-    def nsenter(self, argv, who="host"):
-        return ["nsenter", "-t", str(getattr(self, who)), "-n", "-m"] + argv
+    def journal(self):
+        return [json.loads(line) for line in self._journal.read_text().splitlines()]
 
-    def run(self, argv, who="host", check=True, timeout=60, env=None):
-        result = subprocess.run(self.nsenter(argv, who), capture_output=True, text=True,
-                                timeout=timeout, env=env, stdin=subprocess.DEVNULL)
-        if self.verbose:
-            print("+", " ".join(argv), "->", result.returncode, file=sys.stderr)
-        if check and result.returncode != 0:
-            raise RuntimeError(f"{' '.join(argv)}: exit {result.returncode}: {result.stdout}{result.stderr}")
-        return result
+    def stop(self):
+        self.process.kill()
 
-    # -- the internet -----------------------------------------------------------------------------
-    def _start_internet(self):
-        certificate = self.path("server.pem")
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
-                        "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30", "-subj",
-                        "/CN=api.allowed.test", "-keyout", certificate + ".key", "-out", certificate],
-                       check=True, stderr=subprocess.DEVNULL)
-        with open(certificate, "a") as out, open(certificate + ".key") as key:
-            out.write(key.read())
-        listen = []
-        for address in (ALLOWED, DENIED, ALLOWED6, DENIED6, LAN):
-            listen += [f"tls:{address}:443", f"tcp:{address}:80", f"udp:{address}:443"]
-        listen += [f"tcp:{METADATA}:80", f"tcp:{UPLINK_FAR}:443"]
-        self.spawn("servers", self.nsenter([sys.executable, os.path.join(HERE, "servers.py"),
-                                            certificate] + listen, "internet"))
-        for name, addresses in (("dns", (DNS, DNS6)), ("dns-other", (OTHER_DNS,))):
-            self.spawn(name, self.nsenter(
-                ["dnsmasq", "--keep-in-foreground", "--no-resolv", "--no-hosts", "--bind-interfaces",
-                 "--except-interface=nothing", "--pid-file=", "--user=root", "--log-queries",
-                 "--log-facility=-", "--local-ttl=60", "--local=/test/",
-                 *[f"--listen-address={a}" for a in addresses],
-                 f"--host-record=api.allowed.test,{ALLOWED},{ALLOWED6}",
-                 f"--host-record=denied.test,{DENIED},{DENIED6}",
-                 f"--host-record=metadata.rebind.test,{METADATA}"], "internet"))
-        wait_for("servers", lambda: self.run(
-            ["/bin/sh", "-c", f"exec 3<>/dev/tcp/{ALLOWED}/80"], check=False).returncode == 0 or
-            "LISTEN" in self.run(["ss", "-ltn", "sport", "=", ":80"], "internet").stdout)
 
-    def dns_queries(self, name="dns"):
-        return [line for line in self.log_of(name).splitlines() if "query[" in line]
+class Stream:
+    """A flow inside a container that sends a number every 20 ms and notes which come back."""
 
-    # -- the engine -------------------------------------------------------------------------------
-    def environment(self):
-        path = ":".join([os.path.join(self.bundle, p) for p in ("usr/bin", "usr/sbin")] +
-                        [os.path.join(fetch.bundle("20.10"), "usr/sbin"),
-                         "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
-        return {"PATH": path, "HOME": self.dir, "DOCKER_HOST": "unix://" + self.path("run/docker.sock"),
-                "LANG": "C.UTF-8"}
+    _count = 0
 
-    def daemon_json(self, extra):
-        config = {"runtimes": {
-            "runsc": {"path": self.runsc, "runtimeArgs": ["--platform=systrap"]},
-            "fake-runsc": {"path": self.runc}}}
-        config.update(extra)
-        self.write("etc-docker/daemon.json", json.dumps(config, indent=1))
+    def __init__(self, host, container, address, port, kind):
+        Stream._count += 1
+        self._host, self._container, self._path = host, container, f"/tmp/stream.{Stream._count}"
+        script = f"/tmp/stream.{Stream._count}.py"
+        host.docker_ok("exec", "-i", container, "sh", "-c", f"cat > {script}", input=(HERE / "probe.py").read_text())
+        host.docker_ok("exec", "-d", container, "python3", "-I", script, "stream", address, str(port), self._path,
+                       kind)
+        wait_for(lambda: self.log(), 10, f"the start of a flow to {address} port {port}", interval=0.1)
 
-    def start_engine(self, wait=True):
-        env = self.environment()
-        if "containerd" not in self.processes:
-            self.spawn("containerd", self.nsenter(
-                ["containerd", "--root", self.path("containerd"), "--state", "/run/ctr", "-a",
-                 "/run/ctr.sock"]), env)
-            wait_for("containerd", lambda: os.path.exists(self.path("run/ctr.sock")))
-        self.spawn("dockerd", self.nsenter(
-            ["dockerd", "--containerd", "/run/ctr.sock", "--data-root", self.path("docker"),
-             "--exec-root", "/run/dk", "--pidfile", "/run/dockerd.pid", "-H",
-             "unix:///run/docker.sock"]), env)
-        if wait:
-            self.wait_engine()
+    def log(self):
+        return self._host.docker("exec", self._container, "cat", self._path).stdout.splitlines()
 
-    def wait_engine(self):
-        def up():
-            if self.processes["dockerd"].poll() is not None:
-                raise RuntimeError("dockerd ended: " + self.log_of("dockerd")[-3000:])
-            return self.docker("version", check=False).returncode == 0
-        wait_for("dockerd", up, 60)
+    def received(self):
+        """The numbers that came back: [(number, time)]."""
+        pairs = [line.split() for line in self.log()]
+        return [(int(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2 and pair[0].isdigit()]
 
-    def docker(self, *arguments, check=True, timeout=120):
-        result = subprocess.run(["docker", *arguments], capture_output=True, text=True,
-                                env=self.environment(), timeout=timeout, stdin=subprocess.DEVNULL)
-        if self.verbose:
-            print("+ docker", " ".join(arguments), "->", result.returncode, file=sys.stderr)
-        if check and result.returncode != 0:
-            raise RuntimeError(f"docker {' '.join(arguments)}: {result.stdout}{result.stderr}")
-        return result
 
-    def inspect(self, name):
-        return json.loads(self.docker("inspect", name).stdout)[0]
+def nspids(pid):
+    """A process's PIDs from this namespace down to its own."""
+    with open(f"/proc/{pid}/status") as file:
+        line = next(line for line in file if line.startswith("NSpid:"))
+    return [int(word) for word in line.split()[1:]]
 
-    def import_image(self):
-        root = self.path("image")
-        os.makedirs(root + "/bin", exist_ok=True)
-        os.makedirs(root + "/etc", exist_ok=True)
-        shutil.copy("/bin/busybox", root + "/bin/busybox")
-        for applet in ("sh", "sleep", "nc", "wget", "nslookup", "cat", "ip", "ping", "true", "echo",
-                       "date", "timeout", "ls", "seq"):
-            if not os.path.islink(f"{root}/bin/{applet}"):
-                os.symlink("busybox", f"{root}/bin/{applet}")
-        tar = subprocess.run(["tar", "-C", root, "-c", "."], check=True, capture_output=True).stdout
-        subprocess.run(["docker", "import", "-", "lab/busybox"], input=tar, check=True,
-                       env=self.environment(), stdout=subprocess.DEVNULL)
 
-    # -- agentgate --------------------------------------------------------------------------------
-    def start_agentgated(self, binary, *extra, env=None, wait=True):
-        environment = dict(self.environment(), **(env or {}))
-        os.makedirs(self.path("run/docker/plugins"), exist_ok=True)
-        self.spawn("agentgated", self.nsenter(
-            [binary, "--state-directory", self.path("state"), "--policy-directory",
-             self.path("policies"), "--audit-file", self.path("log/audit.jsonl"),
-             "--engine-pid-file", "/run/dockerd.pid", "--log-level", "debug", *extra]), environment)
-        if wait:
-            self.wait_agentgated()
-
-    def wait_agentgated(self):
-        def up():
-            if self.processes["agentgated"].poll() is not None:
-                raise RuntimeError("agentgated ended: " + self.log_of("agentgated")[-3000:])
-            return os.path.exists(self.path("run/agentgate/agentgate.sock")) and \
-                "ready:" in self.log_of("agentgated")
-        wait_for("agentgated", up)
-
-    def policy(self, name, document):
-        self.write(f"policies/{name}.json", json.dumps(document, indent=1))
-
-    def standard_policy(self, name="lab", runtimes=("runsc", "runc")):
-        self.policy(name, {
-            "version": 1, "runtimes": list(runtimes), "resolvers": [DNS],
-            "allow": [{"name": "api.allowed.test", "services": ["tcp/443"]}]})
-
-    def agentgate(self, binary, *arguments, timeout=60):
-        """Exit code and the JSON that it printed."""
-        result = self.run([binary, "--socket", "/run/agentgate/agentgate.sock", "--json",
-                           *arguments], check=False, timeout=timeout)
+def connects(path):
+    """Does somebody listen on this Unix socket?"""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(2)
         try:
-            return result.returncode, json.loads(result.stdout), result.stderr
-        except json.JSONDecodeError:
-            return result.returncode, {}, result.stdout + result.stderr
+            sock.connect(path)
+            return True
+        except OSError:
+            return False
 
-    # -- containers and probes --------------------------------------------------------------------
-    def container(self, name, network, runtime="runc", *extra, command=("sleep", "1000000")):
-        self.docker("run", "-d", "--name", name, "--runtime", runtime, "--network", network, *extra,
-                    "lab/busybox", *command)
-        return self.inspect(name)
 
-    def probe(self, name, probes, seconds=2):
-        """Tries each (kind, address, port) inside the container; returns {probe: bool}."""
-        script = []
-        for number, (kind, address, port) in enumerate(probes):
-            if kind == "tcp":
-                test = f"echo | timeout {seconds} nc -w {seconds} {address} {port} 2>&1 | grep -q lab"
-                test = (f'r=$(echo | timeout {seconds} nc -w {seconds} {address} {port} 2>/dev/null); '
-                        f'test -n "$r"')
-                if port == 443:  # TLS: the server waits for a hello; that it connects is enough
-                    test = f"timeout {seconds} nc -w {seconds} {address} {port} -e /bin/true </dev/null 2>/dev/null"
-            elif kind == "udp":
-                test = (f'r=$(echo hello | timeout {seconds} nc -u -w 1 {address} {port} 2>/dev/null); '
-                        f'test -n "$r"')
-            elif kind == "dns":  # address: server, port: name
-                test = f"timeout {seconds} nslookup {port} {address} 2>/dev/null | grep -q 192.0.2"
-            elif kind == "name":  # through the container's own resolver file
-                test = f"timeout {seconds} nslookup {port} 2>/dev/null | grep -q 192.0.2"
-            script.append(f"if {test}; then echo {number} yes; else echo {number} no; fi")
-        result = self.docker("exec", name, "sh", "-c", "\n".join(script), check=False, timeout=300)
-        answers = dict(line.split() for line in result.stdout.splitlines() if len(line.split()) == 2)
-        if len(answers) != len(probes):
-            raise RuntimeError(f"probe in {name}: {result.stdout}{result.stderr}")
-        return [answers[str(number)] == "yes" for number in range(len(probes))]
+def request(path, method, target, body=None, timeout=30):
+    """One HTTP request over a Unix socket: (status, text); status 0 when nobody listens."""
+
+    class Connection(http.client.HTTPConnection):
+        def connect(self):
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(timeout)
+            self.sock.connect(path)
+
+    connection = Connection("localhost", timeout=timeout)
+    try:
+        data = None if body is None else body if isinstance(body, (bytes, str)) else json.dumps(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        connection.request(method, target, data, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return 0, ""
+    finally:
+        connection.close()

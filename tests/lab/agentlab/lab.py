@@ -13,7 +13,7 @@ from .internet import Internet
 from .namespace import remove_cgroups
 
 ROOT = pathlib.Path("/tmp")
-PREFIX = "dockerlab-"
+PREFIX = "agentlab-"
 
 
 def _start_time(pid):
