@@ -311,14 +311,19 @@ class Command {
       std::this_thread::sleep_for(1ms);
     }
   }
-  ~Command() { where_.exec({"/bin/rm", "-r", folder_}); }
+  // A test that failed before finish() must not leave a sender at full rate behind.
+  ~Command() {
+    where_.exec(
+        {"/bin/sh", "-c", "[ ! -e " + folder_ + "/pid ] || kill -TERM $(cat " + folder_ + "/pid)"});
+    where_.exec({"/bin/rm", "-r", folder_});
+  }
   Command(const Command&) = delete;
   Command& operator=(const Command&) = delete;
 
   nlohmann::json finish() const {
-    return nlohmann::json::parse(
-        where_.sh("kill -TERM $(cat " + folder_ + "/pid); while kill -0 $(cat " + folder_ +
-                  "/pid) 2>/dev/null; do sleep 0.01; done; cat " + folder_ + "/out"));
+    return nlohmann::json::parse(where_.sh(
+        "kill -TERM $(cat " + folder_ + "/pid); while kill -0 $(cat " + folder_ +
+        "/pid) 2>/dev/null; do sleep 0.01; done; rm " + folder_ + "/pid; cat " + folder_ + "/out"));
   }
 
  private:
