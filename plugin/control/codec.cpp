@@ -202,12 +202,12 @@ bool is_healthy(const host::Snapshot& snapshot) {
   return snapshot.ready && snapshot.failure.empty();
 }
 
-std::string encode_health(const host::Snapshot& snapshot) {
+std::string encode_health(const host::Snapshot& snapshot, const Totals& totals) {
   ordered_json reasons = ordered_json::array();
   if (!snapshot.failure.empty()) {
     reasons.push_back(snapshot.failure);
   } else if (!snapshot.ready) {
-    reasons.push_back("the state is still being restored");
+    reasons.push_back("starting: the state is being restored");
   }
   return dump({{"version", 1},
                {"healthy", is_healthy(snapshot)},
@@ -215,8 +215,13 @@ std::string encode_health(const host::Snapshot& snapshot) {
                {"counters",
                 {{"networks", snapshot.networks.size()},
                  {"endpoints", snapshot.endpoints.size()},
-                 {"released", released_in(snapshot)},
-                 {"incidents", snapshot.incidents.size()}}}});
+                 {"endpoints_released", released_in(snapshot)},
+                 {"incidents", snapshot.incidents.size()},
+                 {"armed", totals.armed},
+                 {"disarmed", totals.disarmed},
+                 {"refused", totals.refused},
+                 {"undone", totals.undone},
+                 {"inconsistent", totals.inconsistent}}}});
 }
 
 std::string encode(const std::vector<arm::Finding>& findings) {

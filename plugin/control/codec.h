@@ -4,6 +4,7 @@
 // Pure functions, any thread, never throw. Keys are a contract: they are added, never renamed.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +27,15 @@ struct PolicyRequest {
   std::optional<std::string> policy;
 };
 
+// Outcomes since the daemon started.
+struct Totals {
+  std::uint64_t armed = 0;
+  std::uint64_t disarmed = 0;
+  std::uint64_t refused = 0;
+  std::uint64_t undone = 0;
+  std::uint64_t inconsistent = 0;
+};
+
 // {"container": NAME, "policy"?: NAME}
 [[nodiscard]] Decoded<arm::ArmRequest> decode_arm(std::string_view body);
 // {"container": NAME}
@@ -36,7 +46,7 @@ struct PolicyRequest {
 [[nodiscard]] std::string encode(const std::vector<arm::Refreshed>& refreshed);
 [[nodiscard]] std::string encode_status(const host::Snapshot& snapshot);
 [[nodiscard]] bool is_healthy(const host::Snapshot& snapshot);
-[[nodiscard]] std::string encode_health(const host::Snapshot& snapshot);
+[[nodiscard]] std::string encode_health(const host::Snapshot& snapshot, const Totals& totals);
 [[nodiscard]] std::string encode(const std::vector<arm::Finding>& findings);
 [[nodiscard]] std::string encode_version();
 [[nodiscard]] std::string encode_error(const BadRequest& error);

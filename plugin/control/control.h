@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //
-// The control API: /v1/…, JSON over its own Unix socket (docs/api.md, docs/openapi.json).
+// Control: the companion API, /v1/... on its own socket, answered from arm::Service
+// (docs/api.md, docs/openapi.json).
 //
-// It parses requests, asks arm::Service, and encodes what that answers; it decides nothing.
-// Threading: handle() may be called from any thread. A pipeline outcome is an answer with status
-// 200, whatever it is; 400 is a request that makes no sense, and names the field and the mend.
+// It owns the routes and knows nothing of what an operation does. What the pipeline finds is a
+// result, not an HTTP error: 200 with a report whose "exit" is the command line's exit code. 400
+// says which field of the request is wrong; 503 is /v1/health when it is not well.
+//
+// Threading: handle() may be called from any thread and takes as long as the operation does.
+// Logging: every operation with who asked (pid and uid of the peer) and its outcome.
 #pragma once
 
 #include <atomic>
@@ -14,6 +18,7 @@
 #include <vector>
 
 #include "plugin/arm/service.h"
+#include "plugin/control/codec.h"
 #include "plugin/http/server.h"
 
 namespace agentgate::control {
@@ -30,18 +35,19 @@ class Control {
  private:
   struct Route;
   static const std::vector<Route>& table();
-  http::Response arm(const std::string& body);
-  http::Response disarm(const std::string& body);
-  http::Response check(const std::string& body);
-  http::Response refresh(const std::string& body);
-  http::Response status(const std::string& body);
-  http::Response version(const std::string& body);
-  http::Response health(const std::string& body);
-  http::Response doctor(const std::string& body);
-  void count(const arm::Report& report);
+
+  http::Response arm(const http::Request& request);
+  http::Response disarm(const http::Request& request);
+  http::Response check(const http::Request& request);
+  http::Response refresh(const http::Request& request);
+  http::Response status(const http::Request& request);
+  http::Response health(const http::Request& request);
+  http::Response doctor(const http::Request& request);
+  http::Response version(const http::Request& request);
+  http::Response report_on(const http::Request& request, const arm::Report& report);
 
   arm::Service& service_;
-  std::atomic<std::uint64_t> released_{0}, refused_{0}, undone_{0}, closed_{0}, inconsistent_{0};
+  std::atomic<std::uint64_t> armed_{0}, disarmed_{0}, refused_{0}, undone_{0}, inconsistent_{0};
 };
 
 }  // namespace agentgate::control
