@@ -148,11 +148,11 @@ struct Engine::Impl {
   };
 
   Result<Answer> ask(const std::string& path, const std::string& operation) {
+    const auto deadline = Watchdog::Clock::now() + options.timeout;
     // The library calls every failed connect the same; a person wants to know which it was.
     if (const auto reachable = peer(operation); !reachable) {
       return tl::unexpected(reachable.error());
     }
-    const auto deadline = Watchdog::Clock::now() + options.timeout;
     httplib::Client client(options.socket, 80);
     client.set_address_family(AF_UNIX);
     // Older cpp-httplib sends the socket's path as Host, which the engine refuses.
@@ -162,10 +162,19 @@ struct Engine::Impl {
     client.set_write_timeout(options.timeout);
     Answer out;
     const Watchdog::Watch watch(watchdog, client, deadline);
-    const auto response = client.Get(path.c_str(), [&](const char* data, std::size_t length) {
-      out.body.append(data, length);
-      return out.body.size() <= kMaxAnswer;
-    });
+    const auto get = [&] {
+      return client.Get(path.c_str(), [&](const char* data, std::size_t length) {
+        out.body.append(data, length);
+        return out.body.size() <= kMaxAnswer;
+      });
+    };
+    auto response = get();
+    // It does not wait either when the listener's queue is full for a moment.
+    while (!response && response.error() == httplib::Error::Connection &&
+           Watchdog::Clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      response = get();
+    }
     if (!response) {
       if (out.body.size() > kMaxAnswer) {
         return fail(operation, "the engine's answer is larger than 16 MiB", EPROTO);
