@@ -158,7 +158,7 @@ struct Sniffer::State {
   std::map<int, std::string> names;
   std::vector<Seen> frames;
 
-  explicit State(Options o) : options(std::move(o)), recogniser(options.run, options.who) {}
+  explicit State(const Options& o) : options(o), recogniser(options.run, options.who) {}
 
   void open(const std::string& name) {
     interface = name;
@@ -272,7 +272,7 @@ struct Sniffer::State {
     // No more may join the queue, else a sender at full rate would keep this from ending.
     const sockaddr_ll nothing =
         address_of(interface.empty() ? 0 : index_of(socket.get(), interface), ETH_P_LOOPBACK);
-    ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&nothing), sizeof nothing);
+    (void)::bind(socket.get(), reinterpret_cast<const sockaddr*>(&nothing), sizeof nothing);
     const auto end = std::chrono::steady_clock::now() + 10s;
     while (read_one() && std::chrono::steady_clock::now() < end) {
     }
@@ -281,7 +281,7 @@ struct Sniffer::State {
 };
 
 Sniffer::Sniffer(NamespaceFd where, const std::string& interface, Options options)
-    : state_(std::make_unique<State>(std::move(options))) {
+    : state_(std::make_unique<State>(options)) {
   inside(where, [&] { state_->open(interface); });
   state_->thread = std::thread([state = state_.get()] { state->loop(); });
 }
