@@ -25,7 +25,7 @@ constexpr std::size_t kMaxExpanded = 32'000;  // entries times services
 constexpr std::size_t kMaxResolvers = 8;
 constexpr std::size_t kResolversUsed = 3;  // MAXNS of resolv.h
 constexpr std::size_t kMaxComment = 1024;
-constexpr std::int64_t kMaxSeconds = 7 * 24 * 3600;
+constexpr std::int64_t kMaxSeconds = 604'800;  // a week
 
 template <class Address>
 std::optional<AddressRange<Address>> overlap(const AddressRange<Address>& range,
