@@ -231,7 +231,8 @@ int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
     if (*version) {
       if (!settings.as_json) out << "agentgate " << AGENTGATE_VERSION << "\n";
       return session.ask("GET", "/v1/version", nullptr, [](const json& answer) {
-        return "agentgated " + answer.value("version", json("?")).dump() + "\n";
+        const json known = answer.value("version", json());
+        return "agentgated " + (known.is_string() ? known.get<std::string>() : "?") + "\n";
       });
     }
     int worst = 0;

@@ -11,8 +11,8 @@
 #include <systemd/sd-daemon.h>
 
 #include <csignal>
+#include <future>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,21 +49,31 @@ std::optional<NetworkRecord> network_of(host::Host& host, const NetworkId& id) {
   return std::nullopt;
 }
 
-std::vector<std::unique_ptr<http::Server>> listen_for_docker(const DaemonOptions& options,
-                                                             driver::Driver& driver, bool& failed) {
-  std::vector<std::unique_ptr<http::Server>> servers;
+using Servers = std::vector<std::unique_ptr<http::Server>>;
+// The sockets are bound before there is a driver, see run().
+using LaterDriver = std::promise<driver::Driver*>;
+
+// On failure `made` is null: a request that came meanwhile must not wait for ever.
+Result<Servers> listen_for_docker(const DaemonOptions& options, LaterDriver& made) {
+  Servers servers;
+  const std::shared_future<driver::Driver*> later = made.get_future().share();
   for (const std::string& socket : options.driver_sockets) {
     http::Options to;
     to.socket = socket;
     to.error_body = [](int /*status*/, const std::string& text) {
       return driver::encode_error("agentgate: " + text);
     };
-    auto server = http::Server::start(
-        to, [&driver](const http::Request& request) { return driver.handle(request); });
+    auto server = http::Server::start(to, [later](const http::Request& request) {
+      driver::Driver* driver = later.get();
+      if (driver == nullptr) {
+        return http::Response{500, driver::encode_error("agentgate: it cannot start; see its log"),
+                              "application/json"};
+      }
+      return driver->handle(request);
+    });
     if (!server) {
-      spdlog::critical("{}", server.error().to_string());
-      failed = true;
-      return servers;
+      made.set_value(nullptr);
+      return tl::unexpected(server.error());
     }
     servers.push_back(std::move(*server));
   }
@@ -116,9 +126,16 @@ int run(const DaemonOptions& options) {
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(cert-err33-c)
   ::umask(0027);
 
-  // A second daemon must say so and leave, rather than answer Docker with errors.
+  // A second daemon must say so and leave: before it touches the kernel, where it would take the
+  // first one's links for leftovers, and rather than answer Docker with errors.
   if (const auto probe = store::Store::open(options.state_directory); !probe) {
     spdlog::critical("{}", probe.error().to_string());
+    return 1;
+  }
+  LaterDriver driver_made;
+  auto driver_servers = listen_for_docker(options, driver_made);
+  if (!driver_servers) {
+    spdlog::critical("{}", driver_servers.error().to_string());
     return 1;
   }
 
@@ -133,9 +150,7 @@ int run(const DaemonOptions& options) {
   const auto host = host::Host::start(std::move(host_options));
 
   driver::Driver driver(*host, [&](const NetworkId& id) { return network_of(*host, id); });
-  bool failed = false;
-  auto driver_servers = listen_for_docker(options, driver, failed);
-  if (failed) return 1;
+  driver_made.set_value(&driver);
 
   engine::Engine engine({options.engine_socket, options.engine_pid_file});
   arm::Options arm_options;
@@ -146,17 +161,17 @@ int run(const DaemonOptions& options) {
   arm::Pipeline pipeline(std::move(arm_options), *host, engine);
   control::Control control(pipeline);
   auto control_server = listen_for_people(options, control);
-  if (!control_server) {
+  int exit = 1;
+  if (control_server) {
+    ::sd_notify(0, "READY=1");
+    spdlog::info("agentgated {} listens", AGENTGATE_VERSION);
+    exit = wait_for_end(signals, *host);
+    ::sd_notify(0, "STOPPING=1");
+    (*control_server)->stop();
+  } else {
     spdlog::critical("{}", control_server.error().to_string());
-    return 1;
   }
-
-  ::sd_notify(0, "READY=1");
-  spdlog::info("agentgated {} listens", AGENTGATE_VERSION);
-  const int exit = wait_for_end(signals, *host);
-  ::sd_notify(0, "STOPPING=1");
-  (*control_server)->stop();
-  for (auto& server : driver_servers) server->stop();
+  for (auto& server : *driver_servers) server->stop();  // before the driver goes
   return exit;
 }
 
