@@ -2,6 +2,7 @@
 #include "plugin/host/host.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -23,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxIncidents = 100;
 constexpr auto kSuspectAge = std::chrono::seconds(2);
 constexpr auto kHostAddressesEvery = std::chrono::seconds(5);
+constexpr auto kSandboxesEvery = std::chrono::seconds(5);
 constexpr auto kFirewallEvery = std::chrono::seconds(10);
 
 template <class Address>
@@ -54,13 +56,15 @@ struct Host::Impl {
   std::unique_ptr<netdriver::Gate> gate;
   std::map<NetworkId, NetworkRecord> networks;
   std::map<EndpointId, EndpointRecord> endpoints;
-  std::map<EndpointId, Clock::time_point> unjoined;  // since when
+  std::map<EndpointId, Clock::time_point> unjoined;   // since when
+  std::map<EndpointId, Clock::time_point> abandoned;  // since when its sandbox is not there
   std::map<std::string, netdriver::PolicySpec> policies;  // as last compiled
   std::map<std::string, policy::Resolution> resolutions;
   std::vector<std::string> incidents;
   bool ready = false;
   std::string failure;
   Clock::time_point host_addresses_at{};
+  Clock::time_point sandboxes_at{};
 
   // Runs `work` on the owner thread and waits for it: `work` may refer to the caller's variables.
   // Work that has not begun when the caller's patience ends is called off; work that has begun is
@@ -268,15 +272,39 @@ struct Host::Impl {
     return gate->set_host_addresses(now.host4, now.host6);
   }
 
+  // The engine removes the sandbox's file with the sandbox. An endpoint without one has nobody in
+  // it: its container is gone, and the engine's Leave and DeleteEndpoint never came (it retries a
+  // request whose connection broke with an empty body, which cannot be served) or the engine
+  // crashed. Up to Docker 27 the file comes a moment after Join, so this alone proves nothing
+  // about an endpoint that is new.
+  static bool has_sandbox(const EndpointRecord& endpoint) {
+    struct stat status {};
+    return endpoint.sandbox_key.empty() || ::stat(endpoint.sandbox_key.c_str(), &status) == 0;
+  }
+
+  void collect(const EndpointId& id, const char* why) {
+    incident("endpoint " + id.str() + " " + why + "; removed");
+    if (const Status gone = delete_endpoint(id); !gone) incident(gone.error().to_string());
+  }
+
   void housekeeping() {
     const auto now = Clock::now();
     std::vector<EndpointId> orphans;
     for (const auto& [id, since] : unjoined) {
       if (now - since > options.orphan_age) orphans.push_back(id);
     }
-    for (const EndpointId& id : orphans) {
-      incident("endpoint " + id.str() + " was never joined; removed");
-      if (const Status gone = delete_endpoint(id); !gone) incident(gone.error().to_string());
+    for (const EndpointId& id : orphans) collect(id, "was never joined");
+    if (now - sandboxes_at > kSandboxesEvery) {
+      sandboxes_at = now;
+      orphans.clear();
+      for (const auto& [id, endpoint] : endpoints) {
+        if (has_sandbox(endpoint)) {
+          abandoned.erase(id);
+        } else if (now - abandoned.try_emplace(id, now).first->second > options.orphan_age) {
+          orphans.push_back(id);
+        }
+      }
+      for (const EndpointId& id : orphans) collect(id, "has no sandbox any more");
     }
     if (now - host_addresses_at > kHostAddressesEvery) {
       if (const Status status = refresh_host_addresses(); !status) {
@@ -359,6 +387,16 @@ struct Host::Impl {
     if (network == networks.end()) {
       return fail(operation, "network " + endpoint.network.str() + " is not known", ENOENT);
     }
+    // The engine hands out addresses. Where it gives one of an endpoint whose sandbox is gone to
+    // another, the old endpoint is one that it forgot.
+    std::vector<EndpointId> forgotten;
+    for (const auto& [id, other] : endpoints) {
+      if (id != endpoint.id && !has_sandbox(other) &&
+          (same(other.address4, endpoint.address4) || same(other.address6, endpoint.address6))) {
+        forgotten.push_back(id);
+      }
+    }
+    for (const EndpointId& id : forgotten) collect(id, "has no sandbox, and its address is given anew");
     for (const auto& [id, other] : endpoints) {
       if (id == endpoint.id) {
         if (other.network == endpoint.network && other.address4 == endpoint.address4 &&
@@ -398,8 +436,10 @@ struct Host::Impl {
     failpoint("host.delete_endpoint.unmade");
     if (!kernel) return kernel;
     if (Status disk = store->remove(id); !disk) return disk;
+    const EndpointId key = id;  // `id` may refer to what goes now
     endpoints.erase(found);
-    unjoined.erase(id);
+    unjoined.erase(key);
+    abandoned.erase(key);
     drop_unused_policies();
     return {};
   }

@@ -47,9 +47,9 @@ class Lab:
 
     # -- processes --------------------------------------------------------------------------------
     def spawn(self, name, argv, env=None):
-        log = open(os.path.join(self.dir, name + ".log"), "ab")
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env,
-                                   start_new_session=True)
+        with open(os.path.join(self.dir, name + ".log"), "ab") as log:
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       env=env, start_new_session=True)
         self.processes[name] = process
         return process
 
@@ -302,8 +302,8 @@ class Lab:
                     "lab/busybox", *command)
         return self.inspect(name)
 
-    def probe(self, name, probes, seconds=2):
-        """Tries each (kind, address, port) inside the container; returns {probe: bool}."""
+    def probe(self, name, probes, seconds=4):
+        """Tries each (kind, address, port) inside the container, all at once; a bool for each."""
         script = []
         for number, (kind, address, port) in enumerate(probes):
             if kind == "tcp":
@@ -315,7 +315,8 @@ class Lab:
                 test = f"timeout {seconds} nslookup {port} {address} 2>/dev/null | grep -q 192.0.2"
             elif kind == "name":  # through the container's own resolver file
                 test = f"timeout {seconds} nslookup {port} 2>/dev/null | grep -q 192.0.2"
-            script.append(f"if {test}; then echo {number} yes; else echo {number} no; fi")
+            script.append(f"( if {test}; then echo {number} yes; else echo {number} no; fi ) &")
+        script.append("wait")
         result = self.docker("exec", name, "sh", "-c", "\n".join(script), check=False, timeout=300)
         answers = dict(line.split() for line in result.stdout.splitlines() if len(line.split()) == 2)
         if len(answers) != len(probes):
