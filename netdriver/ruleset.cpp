@@ -98,11 +98,17 @@ class Builder {
     return std::move(*this).meta(NFT_META_L4PROTO, {protocol}, op);
   }
   // A comparison shorter than the name matches a prefix.
-  Builder&& in_prefix(const char* prefix) && {
-    return std::move(*this).meta(NFT_META_IIFNAME, Bytes(prefix, prefix + std::strlen(prefix)));
+  Builder&& in_prefix(const char* prefix, std::uint32_t op = NFT_CMP_EQ) && {
+    return std::move(*this).meta(NFT_META_IIFNAME, Bytes(prefix, prefix + std::strlen(prefix)), op);
   }
   Builder&& out_prefix(const char* prefix, std::uint32_t op = NFT_CMP_EQ) && {
     return std::move(*this).meta(NFT_META_OIFNAME, Bytes(prefix, prefix + std::strlen(prefix)), op);
+  }
+  Builder&& in_group() && {
+    return std::move(*this).meta(NFT_META_IIFGROUP, host32(kLinkGroup));
+  }
+  Builder&& out_group() && {
+    return std::move(*this).meta(NFT_META_OIFGROUP, host32(kLinkGroup));
   }
   Builder&& mark_is(std::uint32_t mark, std::uint32_t op = NFT_CMP_EQ) && {
     add(nft::Meta{NFT_META_MARK, 0});
@@ -200,7 +206,6 @@ struct Ip;
 template <>
 struct Ip<Ipv4Address> {
   static constexpr const char* suffix = "4";
-  static constexpr std::uint8_t nfproto = NFPROTO_IPV4;
   static constexpr std::uint32_t saddr = 12, daddr = 16, size = 4;
   static constexpr std::uint32_t type = kTypeIpv4;
   static const std::vector<Ipv4Range>& always_deny() { return always_deny4(); }
@@ -208,7 +213,6 @@ struct Ip<Ipv4Address> {
 template <>
 struct Ip<Ipv6Address> {
   static constexpr const char* suffix = "6";
-  static constexpr std::uint8_t nfproto = NFPROTO_IPV6;
   static constexpr std::uint32_t saddr = 8, daddr = 24, size = 16;
   static constexpr std::uint32_t type = kTypeIpv6;
   static const std::vector<Ipv6Range>& always_deny() { return always_deny6(); }
@@ -388,6 +392,8 @@ nft::Table inet_skeleton() {
   table.sets["always6"].elements = interval_elements(always_deny6());
   table.sets[kHostSet4] = interval_set<Ipv4Address>();
   table.sets[kHostSet6] = interval_set<Ipv6Address>();
+  table.sets[kPool4] = interval_set<Ipv4Address>();
+  table.sets[kPool6] = interval_set<Ipv6Address>();
   table.sets[kMasquerade4] = interval_set<Ipv4Address>();
   table.sets[kMasquerade6] = interval_set<Ipv6Address>();
 
@@ -407,6 +413,22 @@ nft::Table inet_skeleton() {
   Chain& prerouting = table.chains["prerouting"] =
       base("filter", NF_INET_PRE_ROUTING, kEarly, NF_ACCEPT);
   prerouting.rules.push_back(Builder("port without a bridge").in_prefix(kPortPrefix).go("discard"));
+  // A stranger's packet that claims a container's address would have the host answer it with an
+  // error, and the container would get that as RELATED. IPv6 has no rp_filter to stop it.
+  prerouting.rules.push_back(Builder("an agent's address from elsewhere")
+                                 .in_prefix(kBridgePrefix, NFT_CMP_NEQ)
+                                 .meta(NFT_META_IIFNAME, ifname("lo"), NFT_CMP_NEQ)
+                                 .nfproto(NFPROTO_IPV4)
+                                 .load(NFT_PAYLOAD_NETWORK_HEADER, 12, 4, 0)
+                                 .in_set(kPool4)
+                                 .go("discard"));
+  prerouting.rules.push_back(Builder("an agent's address from elsewhere")
+                                 .in_prefix(kBridgePrefix, NFT_CMP_NEQ)
+                                 .meta(NFT_META_IIFNAME, ifname("lo"), NFT_CMP_NEQ)
+                                 .nfproto(NFPROTO_IPV6)
+                                 .load(NFT_PAYLOAD_NETWORK_HEADER, 8, 16, 0)
+                                 .in_set(kPool6)
+                                 .go("discard"));
   prerouting.rules.push_back(Builder("no port mark")
                                  .in_prefix(kBridgePrefix)
                                  .mark_is(kPortMark, NFT_CMP_NEQ)
@@ -537,16 +559,22 @@ nft::Table bridge_skeleton() {
 
   Chain& prerouting = table.chains["prerouting"] =
       base("filter", NF_BR_PRE_ROUTING, kEarly, NF_ACCEPT);
+  // By group first: that stays when a port is renamed out of the prefix.
+  prerouting.rules.push_back(Builder().in_group().go("from_port"));
   prerouting.rules.push_back(Builder().in_prefix(kPortPrefix).go("from_port"));
   // Link-local group addresses (01:80:c2:00:00:0x: LLDP, EAPOL, LACP, pause) skip prerouting
   // (br_handle_frame) and come to the input hook only.
   Chain& input = table.chains["input"] = base("filter", NF_BR_LOCAL_IN, kEarly, NF_ACCEPT);
+  input.rules.push_back(Builder().in_group().go("from_port"));
   input.rules.push_back(Builder().in_prefix(kPortPrefix).go("from_port"));
   Chain& forward = table.chains["forward"] = base("filter", NF_BR_FORWARD, kEarly, NF_ACCEPT);
+  forward.rules.push_back(Builder().in_group().go("between_ports"));
+  forward.rules.push_back(Builder().out_group().go("between_ports"));
   forward.rules.push_back(Builder().in_prefix(kPortPrefix).go("between_ports"));
   forward.rules.push_back(Builder().out_prefix(kPortPrefix).go("between_ports"));
   Chain& postrouting = table.chains["postrouting"] =
       base("filter", NF_BR_POST_ROUTING, kEarly, NF_ACCEPT);
+  postrouting.rules.push_back(Builder().out_group().go("to_port"));
   postrouting.rules.push_back(Builder().out_prefix(kPortPrefix).go("to_port"));
   return table;
 }
@@ -707,15 +735,18 @@ PolicyObjects policy(const PolicySpec& spec) {
 
 std::vector<Placed> network_elements(const NetworkSpec& network) {
   std::vector<Placed> out;
-  if (!network.masquerade) return out;
-  const auto place = [&](const char* set, std::vector<Element> elements) {
-    for (Element& element : elements) out.push_back({Family::inet, set, std::move(element)});
+  const auto place = [&](const char* set, const std::vector<Element>& elements) {
+    for (const Element& element : elements) out.push_back({Family::inet, set, element});
   };
   if (network.gateway4) {
-    place(kMasquerade4, interval_elements<Ipv4Address>({network.gateway4->prefix().range()}));
+    const auto pool = interval_elements<Ipv4Address>({network.gateway4->prefix().range()});
+    place(kPool4, pool);
+    if (network.masquerade) place(kMasquerade4, pool);
   }
   if (network.gateway6) {
-    place(kMasquerade6, interval_elements<Ipv6Address>({network.gateway6->prefix().range()}));
+    const auto pool = interval_elements<Ipv6Address>({network.gateway6->prefix().range()});
+    place(kPool6, pool);
+    if (network.masquerade) place(kMasquerade6, pool);
   }
   return out;
 }

@@ -36,7 +36,7 @@ struct Placed {
   bool operator==(const Placed&) const = default;
 };
 
-// A network's elements in the masquerade sets. Pools are kept apart even where they touch, so that
+// A network's elements in the sets of pools and of what is masqueraded. Pools are kept apart even where they touch, so that
 // one can go without the other.
 [[nodiscard]] std::vector<Placed> network_elements(const NetworkSpec& network);
 
@@ -56,6 +56,8 @@ struct PolicyObjects {
 [[nodiscard]] std::vector<nft::Element> intervals(const std::vector<Ipv6Range>& ranges);
 inline constexpr const char* kHostSet4 = "host4";
 inline constexpr const char* kHostSet6 = "host6";
+inline constexpr const char* kPool4 = "pool4";
+inline constexpr const char* kPool6 = "pool6";
 inline constexpr const char* kMasquerade4 = "masquerade4";
 inline constexpr const char* kMasquerade6 = "masquerade6";
 
