@@ -89,8 +89,7 @@ Status remove_stale(const std::string& operation, const std::filesystem::path& p
   return {};
 }
 
-// The socket carries its final mode before anybody can connect: bind() takes the mode of the
-// unbound socket's inode (less umask), so that no window and no umask is needed.
+// Owner and mode are set before listen(): until then nobody can connect, whatever the umask is.
 Result<Fd> listen_on(const Options& options) {
   const std::string operation = "listen on " + options.socket.string();
   const auto address = address_of(operation, options.socket);
@@ -103,7 +102,6 @@ Result<Fd> listen_on(const Options& options) {
   }
   Fd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (listener.get() < 0) return fail_errno(operation);
-  if (::fchmod(listener.get(), 0600) != 0) return fail_errno(operation);
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
     return fail_errno(operation);
   }
