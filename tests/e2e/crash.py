@@ -117,18 +117,6 @@ class Crash(unittest.TestCase):
         self.assertEqual(self.lab.probe("c4", REACH + FORBIDDEN), [True, False, False])
         self.lab.docker("rm", "-f", "c4")
 
-    def test_engine_down(self):
-        self.lab.container("c5", "agents")
-        self.assertEqual(self.world.arm_paused("c5")[0], 0)
-        self.lab.stop("dockerd", signal.SIGKILL)
-        code, report, error = self.world.ag("arm", "c5")
-        self.assertEqual(code, 1, (report, error))
-        code, report, error = self.world.ag("disarm", "c5")
-        self.assertEqual(code, 0, (report, error))
-        self.assertEqual(report["outcome"], "closed")
-        self.lab.start_engine()
-        self.lab.docker("rm", "-f", "c5", check=False)
-
     def test_a_second_daemon_refuses(self):
         second = self.lab.run(
             [AGENTGATED, "--state-directory", self.lab.path("state"), "--driver-socket",
