@@ -64,8 +64,11 @@ Result<bool> flag_of(const json& object, const char* key) {
   if (value == nullptr) return false;
   if (value->is_boolean()) return value->get<bool>();
   // 20.10 forwards some flags as the text that the user gave.
-  if (value->is_string() && (*value == "true" || *value == "1")) return true;
-  if (value->is_string() && (*value == "false" || *value == "0" || *value == "")) return false;
+  if (value->is_string()) {
+    const auto& text = value->get_ref<const std::string&>();
+    if (text == "true" || text == "1") return true;
+    if (text == "false" || text == "0" || text.empty()) return false;
+  }
   return refuse(key, "must be true or false");
 }
 

@@ -163,7 +163,7 @@ struct Parser::Impl : httplib::Server {
     try {
       const Response made = handler(Request{from.method, from.path, from.body, current->peer});
       to.status = made.status;
-      to.set_content(made.body, made.content_type.c_str());
+      to.set_content(made.body, made.content_type);
     } catch (...) {
       refuse(to, 500, "internal error");
     }
