@@ -11,19 +11,18 @@
 #include <net/if.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <functional>
+#include <system_error>
 #include <thread>
 
+#include "netdriver/netlink_socket.h"
 #include "netdriver/rtnl_wire.h"
 
 namespace agentgate::netdriver {
 namespace {
 
-constexpr int kDumpAttempts = 100;
-constexpr std::size_t kBuffer = 64 * 1024;
 constexpr std::uint8_t kAddrGenNone = 1;  // IN6_ADDR_GEN_MODE_NONE
 
 // One request under construction.
@@ -39,7 +38,9 @@ class Message {
   void u8(std::uint16_t type, std::uint8_t v) { mnl_attr_put_u8(message_, type, v); }
   void u16(std::uint16_t type, std::uint16_t v) { mnl_attr_put_u16(message_, type, v); }
   void u32(std::uint16_t type, std::uint32_t v) { mnl_attr_put_u32(message_, type, v); }
-  void text(std::uint16_t type, const std::string& v) { mnl_attr_put_strz(message_, type, v.c_str()); }
+  void text(std::uint16_t type, const std::string& v) {
+    mnl_attr_put_strz(message_, type, v.c_str());
+  }
   void bytes(std::uint16_t type, std::span<const std::uint8_t> v) {
     mnl_attr_put(message_, type, v.size(), v.data());
   }
@@ -74,83 +75,27 @@ ifinfomsg link_header(std::uint32_t index = 0, unsigned flags = 0, unsigned chan
 }  // namespace
 
 struct Rtnl::Impl {
-  int fd = -1;
-  std::uint32_t sequence = 0;
-  ~Impl() {
-    if (fd >= 0) ::close(fd);
+  NetlinkSocket socket;
+
+  Status exchange(Message& message, const std::string& operation,
+                  const NetlinkSocket::Visit& visit = {},
+                  const std::function<void()>& restart = {}) {
+    return socket.request(message.header(), operation, visit, restart);
   }
 
-  using Visit = std::function<void(const nlmsghdr*)>;
-
-  static Result<std::unique_ptr<Impl>> open() {
-    auto impl = std::make_unique<Impl>();
-    impl->fd = ::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
-    if (impl->fd < 0) return fail_errno("open rtnetlink socket");
-    sockaddr_nl address{};
-    address.nl_family = AF_NETLINK;
-    if (::bind(impl->fd, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0) {
-      return fail_errno("bind rtnetlink socket");
-    }
-    const int on = 1;
-    if (::setsockopt(impl->fd, SOL_NETLINK, NETLINK_EXT_ACK, &on, sizeof on) < 0 ||
-        ::setsockopt(impl->fd, SOL_NETLINK, NETLINK_CAP_ACK, &on, sizeof on) < 0) {
-      return fail_errno("set up rtnetlink socket");
-    }
-    // Filters in dump requests are honoured or refused, never ignored (since 4.20).
-    (void)::setsockopt(impl->fd, SOL_NETLINK, NETLINK_GET_STRICT_CHK, &on, sizeof on);
-    const int size = 4 << 20;
-    (void)::setsockopt(impl->fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof size);
-    const timeval patience{10, 0};
-    (void)::setsockopt(impl->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    return impl;
-  }
-
-  // Sends, receives until the acknowledgement or the end of the dump. `reset` is called before
-  // every attempt of a dump.
-  Status exchange(Message& message, const std::string& operation, const Visit& visit = {},
-                  const std::function<void()>& reset = {}) {
-    const bool dump = (message.header()->nlmsg_flags & NLM_F_DUMP) == NLM_F_DUMP;
-    if (!dump) message.header()->nlmsg_flags |= NLM_F_ACK;
-    for (int attempt = 0; attempt < kDumpAttempts; ++attempt) {
-      if (reset) reset();
-      message.header()->nlmsg_seq = ++sequence;
-      sockaddr_nl kernel{};
-      kernel.nl_family = AF_NETLINK;
-      ssize_t sent = 0;
-      do {
-        sent = ::sendto(fd, message.header(), message.header()->nlmsg_len, 0,
-                        reinterpret_cast<sockaddr*>(&kernel), sizeof kernel);
-      } while (sent < 0 && errno == EINTR);
-      if (sent < 0) return fail_errno(operation, "send");
-      bool interrupted = false;
-      for (bool done = false; !done;) {
-        alignas(8) static thread_local char buffer[kBuffer];
-        const ssize_t length = ::recv(fd, buffer, sizeof buffer, 0);
-        if (length < 0 && errno == EINTR) continue;
-        if (length < 0 && errno == ENOBUFS && dump) {
-          interrupted = true;
-          continue;
-        }
-        if (length < 0) return fail_errno(operation, "receive");
-        int left = static_cast<int>(length);
-        for (const auto* answer = reinterpret_cast<const nlmsghdr*>(buffer);
-             mnl_nlmsg_ok(answer, left); answer = mnl_nlmsg_next(answer, &left)) {
-          if (answer->nlmsg_seq != sequence) continue;
-          if ((answer->nlmsg_flags & NLM_F_DUMP_INTR) != 0) interrupted = true;
-          if (answer->nlmsg_type == NLMSG_DONE) {
-            done = true;
-          } else if (answer->nlmsg_type == NLMSG_ERROR) {
-            Error error = wire::parse_error(answer, operation);
-            if (error.code != 0) return tl::unexpected(std::move(error));
-            done = true;
-          } else if (visit) {
-            visit(answer);
-          }
-        }
-      }
-      if (!interrupted) return {};
-    }
-    return fail(operation, "other writers interrupt every dump", EINTR);
+  // No fe80 address when the link comes up. A request of its own: do_setlink applies the flags
+  // first, and a new link that finds its carrier there has the address at once (6.18, in 19 of 20
+  // tries).
+  Status no_link_local(const InterfaceName& name, const std::string& operation) {
+    Message message(RTM_NEWLINK, 0, link_header());
+    message.text(IFLA_IFNAME, name.str());
+    message.nest(IFLA_AF_SPEC, [&] {
+      message.nest(AF_INET6, [&] { message.u8(IFLA_INET6_ADDR_GEN_MODE, kAddrGenNone); });
+    });
+    Status status = exchange(message, operation);
+    // A link without an IPv6 side (MTU below 1280, ipv6.disable=1) has nothing to switch off.
+    if (!status && status.error().code == EAFNOSUPPORT) return {};
+    return status;
   }
 
   Result<std::uint32_t> index_of(const InterfaceName& name, const std::string& operation) {
@@ -200,20 +145,24 @@ Rtnl::Rtnl(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Rtnl::~Rtnl() = default;
 
 Result<std::unique_ptr<Rtnl>> Rtnl::open() {
-  auto impl = Impl::open();
-  if (!impl) return tl::unexpected(impl.error());
-  return std::unique_ptr<Rtnl>(new Rtnl(std::move(*impl)));
+  auto socket = NetlinkSocket::open(NETLINK_ROUTE);
+  if (!socket) return tl::unexpected(socket.error());
+  return std::unique_ptr<Rtnl>(new Rtnl(std::make_unique<Impl>(Impl{std::move(*socket)})));
 }
 
 Result<std::unique_ptr<Rtnl>> Rtnl::open_in(int netns_fd) {
   Result<std::unique_ptr<Rtnl>> out;
-  std::thread([&] {
-    if (::setns(netns_fd, CLONE_NEWNET) < 0) {
-      out = fail_errno("enter network namespace");
-    } else {
-      out = open();
-    }
-  }).join();
+  try {
+    std::thread([&] {
+      if (::setns(netns_fd, CLONE_NEWNET) < 0) {
+        out = fail_errno("enter network namespace");
+      } else {
+        out = open();
+      }
+    }).join();
+  } catch (const std::system_error& error) {
+    return fail("enter network namespace", "no thread for it", error.code().value());
+  }
   return out;
 }
 
@@ -256,9 +205,16 @@ Status Rtnl::create_bridge(const BridgeSpec& spec) {
       message.u16(IFLA_BR_GROUP_FWD_MASK, 0);
       message.u8(IFLA_BR_MCAST_SNOOPING, 0);
       message.u8(IFLA_BR_MCAST_QUERIER, 0);
+      message.u8(IFLA_BR_NF_CALL_IPTABLES, 0);
+      message.u8(IFLA_BR_NF_CALL_IP6TABLES, 0);
+      message.u8(IFLA_BR_NF_CALL_ARPTABLES, 0);
     });
   });
-  return impl_->exchange(message, operation);
+  if (const Status created = impl_->exchange(message, operation); !created) return created;
+  // In the create message addrgenmode is EAFNOSUPPORT: the link has no IPv6 side yet (6.18).
+  Status status = impl_->no_link_local(spec.name, operation);
+  if (!status) (void)delete_link(spec.name);
+  return status;
 }
 
 Status Rtnl::delete_link(const InterfaceName& name) {
@@ -270,6 +226,8 @@ Status Rtnl::delete_link(const InterfaceName& name) {
 }
 
 Status Rtnl::delete_link_group(std::uint32_t group) {
+  // Every link of the host that nobody gave a group is in group 0.
+  if (group == 0) return fail("delete link group", "0 is everybody's group", EINVAL);
   Message message(RTM_DELLINK, 0, link_header());
   message.u32(IFLA_GROUP, group);
   Status status = impl_->exchange(message, "delete link group");
@@ -291,6 +249,8 @@ Status Rtnl::enslave(const InterfaceName& port, const InterfaceName& bridge) {
 }
 
 Status Rtnl::set_port_flags(const InterfaceName& port, const BridgePortFlags& flags) {
+  const std::string operation = "set bridge port flags of " + port.str();
+  if (flags.mab) return fail(operation, "mab must never be on", EINVAL);
   Message message(RTM_NEWLINK, 0, link_header());
   message.text(IFLA_IFNAME, port.str());
   message.nest(IFLA_LINKINFO, [&] {
@@ -308,18 +268,18 @@ Status Rtnl::set_port_flags(const InterfaceName& port, const BridgePortFlags& fl
       message.u8(IFLA_BRPORT_PROXYARP_WIFI, flags.proxy_arp ? 1 : 0);
       message.u8(IFLA_BRPORT_NEIGH_SUPPRESS, flags.neigh_suppress ? 1 : 0);
       message.u8(IFLA_BRPORT_FAST_LEAVE, flags.multicast_fast_leave ? 1 : 0);
+      message.u8(wire::kBrportMab, 0);  // kernels before 6.2 skip what they do not know
     });
   });
-  return impl_->exchange(message, "set bridge port flags of " + port.str());
+  return impl_->exchange(message, operation);
 }
 
 Status Rtnl::set_up(const InterfaceName& name) {
+  const std::string operation = "set " + name.str() + " up";
+  if (Status quiet = impl_->no_link_local(name, operation); !quiet) return quiet;
   Message message(RTM_NEWLINK, 0, link_header(0, IFF_UP, IFF_UP));
   message.text(IFLA_IFNAME, name.str());
-  message.nest(IFLA_AF_SPEC, [&] {
-    message.nest(AF_INET6, [&] { message.u8(IFLA_INET6_ADDR_GEN_MODE, kAddrGenNone); });
-  });
-  return impl_->exchange(message, "set " + name.str() + " up");
+  return impl_->exchange(message, operation);
 }
 
 Status Rtnl::set_down(const InterfaceName& name) {
@@ -328,8 +288,7 @@ Status Rtnl::set_down(const InterfaceName& name) {
   return impl_->exchange(message, "set " + name.str() + " down");
 }
 
-Status Rtnl::add_address(const InterfaceName& name, const IpAddress& address,
-                         std::uint8_t length) {
+Status Rtnl::add_address(const InterfaceName& name, const IpAddress& address, std::uint8_t length) {
   const std::string operation = "add address " + address.to_string() + " to " + name.str();
   const auto index = impl_->index_of(name, operation);
   if (!index) return tl::unexpected(index.error());
@@ -424,13 +383,12 @@ Result<std::optional<FdbEntry>> Rtnl::find_fdb(std::uint32_t bridge_index, const
   message.bytes(NDA_LLADDR, mac.bytes());
   message.u32(NDA_MASTER, bridge_index);
   std::optional<FdbEntry> out;
-  const Status status =
-      impl_->exchange(message, "look up FDB entry", [&](const nlmsghdr* answer) {
-        if (const auto entry = wire::parse_neighbour(answer)) {
-          out = FdbEntry{entry->link, entry->mac, (entry->state & NUD_NOARP) != 0,
-                         (entry->state & NUD_PERMANENT) != 0};
-        }
-      });
+  const Status status = impl_->exchange(message, "look up FDB entry", [&](const nlmsghdr* answer) {
+    if (const auto entry = wire::parse_neighbour(answer)) {
+      out = FdbEntry{entry->link, entry->mac, (entry->state & NUD_NOARP) != 0,
+                     (entry->state & NUD_PERMANENT) != 0};
+    }
+  });
   if (!status && status.error().code == ENOENT) return std::optional<FdbEntry>();
   if (!status) return tl::unexpected(status.error());
   return out;
@@ -444,13 +402,11 @@ Result<std::optional<Neighbour>> Rtnl::find_neighbour(std::uint32_t link_index,
   Message message(RTM_GETNEIGH, 0, header);
   message.bytes(NDA_DST, address.bytes());
   std::optional<Neighbour> out;
-  const Status status =
-      impl_->exchange(message, "look up neighbour", [&](const nlmsghdr* answer) {
-        const auto entry = wire::parse_neighbour(answer);
-        if (!entry || !entry->address) return;
-        out = Neighbour{entry->link, *entry->address, entry->mac,
-                        (entry->state & NUD_PERMANENT) != 0};
-      });
+  const Status status = impl_->exchange(message, "look up neighbour", [&](const nlmsghdr* answer) {
+    const auto entry = wire::parse_neighbour(answer);
+    if (!entry || !entry->address) return;
+    out = Neighbour{entry->link, *entry->address, entry->mac, (entry->state & NUD_PERMANENT) != 0};
+  });
   if (!status && status.error().code == ENOENT) return std::optional<Neighbour>();
   if (!status) return tl::unexpected(status.error());
   return out;
@@ -498,24 +454,10 @@ Result<std::optional<std::int32_t>> Rtnl::netns_id(int netns_fd) {
   Message message(RTM_GETNSID, 0, header);
   message.u32(NETNSA_FD, static_cast<std::uint32_t>(netns_fd));
   std::optional<std::int32_t> out;
-  const Status status =
-      impl_->exchange(message, "read namespace id", [&](const nlmsghdr* answer) {
-        if (answer->nlmsg_type != RTM_NEWNSID) return;
-        const nlattr* attribute = static_cast<const nlattr*>(
-            mnl_nlmsg_get_payload_offset(answer, sizeof(rtgenmsg)));
-        int left = static_cast<int>(answer->nlmsg_len) - MNL_NLMSG_HDRLEN -
-                   static_cast<int>(MNL_ALIGN(sizeof(rtgenmsg)));
-        for (; mnl_attr_ok(attribute, left);
-             left -= static_cast<int>(MNL_ALIGN(attribute->nla_len)),
-             attribute = mnl_attr_next(attribute)) {
-          if (mnl_attr_get_type(attribute) == NETNSA_NSID &&
-              mnl_attr_get_payload_len(attribute) >= 4) {
-            std::int32_t id = -1;
-            std::memcpy(&id, mnl_attr_get_payload(attribute), sizeof id);
-            if (id >= 0) out = id;
-          }
-        }
-      });
+  const Status status = impl_->exchange(message, "read namespace id", [&](const nlmsghdr* answer) {
+    const auto id = wire::parse_netns_id(answer);
+    if (id && *id >= 0) out = id;
+  });
   if (!status) return tl::unexpected(status.error());
   return out;
 }

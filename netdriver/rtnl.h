@@ -74,10 +74,12 @@ struct Link {
   std::optional<std::int32_t> peer_netns;  // IFLA_LINK_NETNSID: the peer is in another namespace
   std::optional<BridgePortFlags> port;     // of a bridge port
   std::optional<std::uint8_t> port_state;  // IFLA_BRPORT_STATE, 3 is forwarding
-  std::uint8_t addrgen_mode = 0;           // IFLA_INET6_ADDR_GEN_MODE, 1 is none
+  // IFLA_INET6_ADDR_GEN_MODE: 1 is none, which a link without an IPv6 side counts as.
+  std::uint8_t addrgen_mode = 0;
   // Of a bridge:
   std::optional<bool> stp, multicast_snooping, vlan_filtering;
   std::optional<std::uint16_t> group_forward_mask;
+  bool operator==(const Link&) const = default;
 };
 
 struct FdbEntry {
@@ -120,11 +122,14 @@ class Rtnl {
   // addrgenmode none, so that it gets no fe80 address.
   Status create_bridge(const BridgeSpec& spec);
   Status delete_link(const InterfaceName& name);       // ENODEV is success
-  Status delete_link_group(std::uint32_t group);       // all links of the group, one request
+  // All links of the group in one request; none is success. EINVAL: group 0, which is everybody's.
+  Status delete_link_group(std::uint32_t group);
   // EXFULL from the kernel (no free port number) becomes ENOSPC.
   Status enslave(const InterfaceName& port, const InterfaceName& bridge);
+  // All flags at once. EOPNOTSUPP: it is no bridge port. EINVAL: mab.
   Status set_port_flags(const InterfaceName& port, const BridgePortFlags& flags);
-  // addrgenmode none and UP in one request, so that no fe80 address appears.
+  // addrgenmode none, then UP, so that no fe80 address appears. A link without IPv6 (MTU below
+  // 1280) only goes up.
   Status set_up(const InterfaceName& name);
   Status set_down(const InterfaceName& name);
   Status add_address(const InterfaceName& name, const IpAddress& address, std::uint8_t length);

@@ -5,18 +5,16 @@
 #include <linux/if_bridge.h>
 #include <linux/if_link.h>
 #include <linux/neighbour.h>
+#include <linux/net_namespace.h>
 #include <linux/rtnetlink.h>
 #include <net/if.h>
 
 #include <cstring>
 #include <functional>
+#include <limits>
 
 namespace agentgate::netdriver::wire {
 namespace {
-
-#ifndef IFLA_BRPORT_MAB
-constexpr int kBrportMab = 40;  // since 6.2; Debian 12's headers have no name for it
-#endif
 
 using Visit = std::function<void(int type, const nlattr* attribute)>;
 
@@ -179,8 +177,10 @@ std::optional<Link> parse_link(const nlmsghdr* message) {
         break;
       }
       case IFLA_AF_SPEC:
+        link.addrgen_mode = IN6_ADDR_GEN_MODE_NONE;
         walk_nested(a, [&](int family, const nlattr* b) {
           if (family != AF_INET6) return;
+          link.addrgen_mode = 0;
           walk_nested(b, [&](int inner, const nlattr* c) {
             if (inner == IFLA_INET6_ADDR_GEN_MODE) {
               link.addrgen_mode = number<std::uint8_t>(c).value_or(0);
@@ -233,17 +233,33 @@ std::optional<NeighbourMessage> parse_neighbour(const nlmsghdr* message) {
   return out;
 }
 
+std::optional<std::int32_t> parse_netns_id(const nlmsghdr* message) {
+  if (message->nlmsg_type != RTM_NEWNSID || header_of<rtgenmsg>(message) == nullptr) {
+    return std::nullopt;
+  }
+  std::optional<std::int32_t> out;
+  walk(message, sizeof(rtgenmsg), [&](int type, const nlattr* a) {
+    if (type == NETNSA_NSID) out = number<std::int32_t>(a);
+  });
+  return out;
+}
+
 Error parse_error(const nlmsghdr* message, std::string operation) {
   Error error;
   error.operation = std::move(operation);
-  const auto* body = header_of<nlmsgerr>(message);
-  if (body == nullptr) {
+  const auto* code = header_of<std::int32_t>(message);
+  const bool done = message->nlmsg_type == NLMSG_DONE;
+  // The end of a dump has had its errno since 2.6.12 or so, but nothing promises it.
+  if (code == nullptr && done) return error;
+  if (code == nullptr || (!done && header_of<nlmsgerr>(message) == nullptr)) {
     error.code = EBADMSG;
+    error.text = "the kernel's answer is too short";
     return error;
   }
-  error.code = -body->error;
+  // Not a plain minus: there is no positive of the smallest number.
+  error.code = *code == std::numeric_limits<std::int32_t>::min() ? EBADMSG : -*code;
   if ((message->nlmsg_flags & NLM_F_ACK_TLVS) == 0) return error;
-  walk(message, sizeof *body, [&](int type, const nlattr* a) {
+  walk(message, done ? sizeof(std::int32_t) : sizeof(nlmsgerr), [&](int type, const nlattr* a) {
     if (type == NLMSGERR_ATTR_MSG) error.text = text(a);
     if (type == NLMSGERR_ATTR_OFFS) error.offset = number<std::uint32_t>(a);
   });

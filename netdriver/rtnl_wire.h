@@ -5,12 +5,16 @@
 
 #include <linux/netlink.h>
 
+#include <cstdint>
 #include <optional>
+#include <string>
 
 #include "netdriver/error.h"
 #include "netdriver/rtnl.h"
 
 namespace agentgate::netdriver::wire {
+
+constexpr std::uint16_t kBrportMab = 40;  // IFLA_BRPORT_MAB, since 6.2; older headers lack it
 
 // Nothing: the message is of another kind or too short to be one. An attribute that is too short
 // for its type is left out.
@@ -29,7 +33,10 @@ struct NeighbourMessage {
 };
 std::optional<NeighbourMessage> parse_neighbour(const nlmsghdr* message);
 
-// The extended acknowledgement of NLMSG_ERROR (NETLINK_CAP_ACK set). code 0 is success.
+// Answer to RTM_GETNSID; negative when the other namespace has no id here.
+std::optional<std::int32_t> parse_netns_id(const nlmsghdr* message);
+
+// What NLMSG_ERROR (with NETLINK_CAP_ACK set) or NLMSG_DONE says. code 0 is success.
 Error parse_error(const nlmsghdr* message, std::string operation);
 
 }  // namespace agentgate::netdriver::wire
