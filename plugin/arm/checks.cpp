@@ -70,8 +70,12 @@ Result<Program> scan(int fd, const std::string& path) {
     // A script can hold any text and run anything.
     if (first && seen.substr(0, 4) != "\177ELF") return Program::other;
     first = false;
-    if (seen.find(kGvisorText) != std::string_view::npos) return Program::gvisor;
-    runc = runc || seen.find(kRuncText) != std::string_view::npos;
+    // memmem is several times faster than std::string_view::find here.
+    const auto holds = [&](std::string_view text) {
+      return ::memmem(seen.data(), seen.size(), text.data(), text.size()) != nullptr;
+    };
+    if (holds(kGvisorText)) return Program::gvisor;
+    runc = runc || holds(kRuncText);
     kept = std::min(kOverlap, seen.size());
     std::memmove(block.data(), seen.data() + seen.size() - kept, kept);
   }

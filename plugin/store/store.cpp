@@ -55,7 +55,11 @@ Status sync_directory(const fs::path& directory) {
   return {};
 }
 
-Status write_file(const fs::path& path, const std::string& text) {
+// What must outlive the end of the machine, and what only that of the daemon: a rename is whole for
+// every process that comes after it, but costs nothing; two journal commits cost milliseconds.
+enum class Outlives { machine, daemon };
+
+Status write_file(const fs::path& path, const std::string& text, Outlives what) {
   const std::string operation = "write " + path.string();
   constexpr const char* mend = "free space or make the directory writable";
   const fs::path temporary = path.string() + ".new";
@@ -74,7 +78,7 @@ Status write_file(const fs::path& path, const std::string& text) {
       }
       at += static_cast<std::size_t>(length);
     }
-    if (::fsync(file.get()) < 0) {
+    if (what == Outlives::machine && ::fsync(file.get()) < 0) {
       auto error = fail_errno(operation, mend);
       ::unlink(temporary.c_str());
       return error;
@@ -85,7 +89,7 @@ Status write_file(const fs::path& path, const std::string& text) {
     ::unlink(temporary.c_str());
     return error;
   }
-  return sync_directory(path.parent_path());
+  return what == Outlives::machine ? sync_directory(path.parent_path()) : Status();
 }
 
 // What is in it decides which ports are open after a start.
@@ -115,12 +119,12 @@ Status make_directory(const fs::path& directory) {
   return only_ours_to_write(directory);
 }
 
-Status remove_file(const fs::path& path) {
+Status remove_file(const fs::path& path, Outlives what) {
   if (::unlink(path.c_str()) < 0) {
     if (errno == ENOENT) return {};
     return fail_errno("remove " + path.string(), "make the directory writable");
   }
-  return sync_directory(path.parent_path());
+  return what == Outlives::machine ? sync_directory(path.parent_path()) : Status();
 }
 
 }  // namespace
@@ -243,22 +247,25 @@ Result<Contents> Store::load() {
 }
 
 Status Store::save(const NetworkRecord& network) {
-  return write_file(impl_->file("networks", network.id.str()), encode(network));
+  return write_file(impl_->file("networks", network.id.str()), encode(network), Outlives::machine);
 }
 Status Store::save(const EndpointRecord& endpoint) {
-  return write_file(impl_->file("endpoints", endpoint.id.str()), encode(endpoint));
+  return write_file(impl_->file("endpoints", endpoint.id.str()), encode(endpoint),
+                    Outlives::daemon);
 }
 Status Store::save_resolution(const std::string& policy, const std::string& json) {
   if (Status good = check_policy_name(policy); !good) return good;
-  return write_file(impl_->file("policies", policy), json);
+  return write_file(impl_->file("policies", policy), json, Outlives::machine);
 }
-Status Store::remove(const NetworkId& id) { return remove_file(impl_->file("networks", id.str())); }
+Status Store::remove(const NetworkId& id) {
+  return remove_file(impl_->file("networks", id.str()), Outlives::machine);
+}
 Status Store::remove(const EndpointId& id) {
-  return remove_file(impl_->file("endpoints", id.str()));
+  return remove_file(impl_->file("endpoints", id.str()), Outlives::daemon);
 }
 Status Store::remove_resolution(const std::string& policy) {
   if (Status good = check_policy_name(policy); !good) return good;
-  return remove_file(impl_->file("policies", policy));
+  return remove_file(impl_->file("policies", policy), Outlives::machine);
 }
 
 }  // namespace agentgate::store

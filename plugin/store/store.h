@@ -5,12 +5,14 @@
 //   DIR/networks/<network id>.json     DIR/endpoints/<endpoint id>.json
 //   DIR/policies/<policy name>.json    DIR/damaged/…     DIR/lock
 //
-// A file is written to a temporary name, fsynced, renamed, and its directory fsynced, so that a
-// crash leaves the old or the new one. Every file carries `"version": 1`; unknown keys, wrong
-// types and a name that does not match the content are damage. A damaged file is moved to
-// DIR/damaged and reported: the endpoint it described is unknown from then on, so its port is
-// removed or stays closed.
-// Threading: one thread at a time (the owner thread).
+// A file is written to a temporary name and renamed, so that the end of the daemon leaves the old
+// or the new one. Networks and policies are fsynced as well, with their directory: they must
+// outlive the machine's. An endpoint does not: with the machine its container, its namespace and
+// its port are gone, and a file that is old, new or damaged then stands for nothing
+// (docs/decisions/0007-endpoints-outlive-the-daemon-only.md). Every file carries `"version": 1`;
+// unknown keys, wrong types and a name that does not match the content are damage. A damaged file
+// is moved to DIR/damaged and reported: the endpoint it described is unknown from then on, so its
+// port is removed or stays closed. Threading: one thread at a time (the owner thread).
 #pragma once
 
 #include <filesystem>
