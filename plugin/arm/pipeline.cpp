@@ -219,6 +219,8 @@ struct Pipeline::Impl {
     return merged;
   }
 
+  Status refresh(const std::string& name, Refreshed& out);
+
   Result<policy::Compiled> compile(const policy::Policy& policy,
                                    const policy::Resolution& resolution) {
     auto host = ports.host_addresses();
@@ -895,6 +897,47 @@ void compare(const policy::Resolution& before, const policy::Resolution& fresh,
 
 }  // namespace
 
+// The error is what kept the kernel as it was; what could not be had of single names is in `out`.
+Status Pipeline::Impl::refresh(const std::string& name, Refreshed& out) {
+  const auto loaded = policy::load(options.policy_directory, name);
+  if (!loaded) return tl::unexpected(loaded.error());
+  out.revision = loaded->revision;
+  auto host = ports.host_addresses();
+  if (!host) return tl::unexpected(host.error());
+  const auto conflicts = policy::conflicts_with_host(*loaded, *host);
+  if (!conflicts.empty()) return refuse(conflicts.front());
+  policy::Resolver resolver({options.resolvers, std::chrono::milliseconds(5000)});
+  const policy::Resolution fresh = resolver.resolve(names_of(*loaded));
+  // From here on no arm compiles from what was known before.
+  const auto lock = policies.lock(name);
+  const auto again = policy::load(options.policy_directory, name);
+  if (!again) return tl::unexpected(again.error());
+  if (again->revision != loaded->revision) {
+    return refuse("the file of policy " + name + " was changed meanwhile; refresh again");
+  }
+  const auto known = ports.resolution(name);
+  if (!known) return tl::unexpected(known.error());
+  const policy::Resolution merged =
+      policy::merge(*loaded, *known, fresh, std::chrono::system_clock::now());
+  const policy::Compiled compiled = policy::compile(*loaded, merged, *host);
+  if (Status updated = ports.update_policy(compiled.spec); !updated) return updated;
+  if (Status saved = ports.save_resolution(name, merged); !saved) return saved;
+  compare(*known, fresh, merged, out);
+  std::vector<std::string> problems = compiled.unresolved;
+  for (const auto& rule : loaded->names) {
+    const auto asked = fresh.names.find(rule.name);
+    const bool answered = asked != fresh.names.end() && asked->second.error.empty();
+    const auto kept = merged.names.find(rule.name);
+    if (answered || rule.optional || kept == merged.names.end() || kept->second.addresses.empty()) {
+      continue;  // without any address it is among the unresolved
+    }
+    problems.push_back(rule.name + ": " + kept->second.error + "; its last addresses stay");
+  }
+  out.ok = problems.empty();
+  out.error = joined(problems, "; ");
+  return {};
+}
+
 std::vector<Refreshed> Pipeline::refresh(const std::optional<std::string>& only) {
   std::map<std::string, std::size_t> in_use;
   const host::Snapshot snapshot = impl_->ports.snapshot();
@@ -907,48 +950,11 @@ std::vector<Refreshed> Pipeline::refresh(const std::optional<std::string>& only)
     Refreshed refreshed;
     refreshed.policy = name;
     refreshed.ports = ports;
-    const auto failed = [&](const std::string& text) {
-      refreshed.error = text + "; what was released stays as it is";
-    };
-    const auto work = [&] {
-      const auto loaded = policy::load(impl_->options.policy_directory, name);
-      if (!loaded) return failed(loaded.error().to_string());
-      refreshed.revision = loaded->revision;
-      auto host = impl_->ports.host_addresses();
-      if (!host) return failed(host.error().to_string());
-      const auto conflicts = policy::conflicts_with_host(*loaded, *host);
-      if (!conflicts.empty()) return failed(conflicts.front());
-      policy::Resolver resolver({impl_->options.resolvers, std::chrono::milliseconds(5000)});
-      const policy::Resolution fresh = resolver.resolve(names_of(*loaded));
-      // From here on no arm compiles from what was known before.
-      const auto lock = impl_->policies.lock(name);
-      const auto known = impl_->ports.resolution(name);
-      if (!known) return failed(known.error().to_string());
-      const policy::Resolution merged =
-          policy::merge(*loaded, *known, fresh, std::chrono::system_clock::now());
-      const policy::Compiled compiled = policy::compile(*loaded, merged, *host);
-      if (const Status updated = impl_->ports.update_policy(compiled.spec); !updated) {
-        return failed(updated.error().to_string());
-      }
-      if (const Status saved = impl_->ports.save_resolution(name, merged); !saved) {
-        return failed(saved.error().to_string());
-      }
-      compare(*known, fresh, merged, refreshed);
-      std::vector<std::string> problems = compiled.unresolved;
-      for (const auto& rule : loaded->names) {
-        const auto asked = fresh.names.find(rule.name);
-        const bool answered = asked != fresh.names.end() && asked->second.error.empty();
-        const auto kept = merged.names.find(rule.name);
-        if (answered || rule.optional || kept == merged.names.end() ||
-            kept->second.addresses.empty()) {
-          continue;  // without any address it is among the unresolved
-        }
-        problems.push_back(rule.name + ": " + kept->second.error + "; its last addresses stay");
-      }
-      refreshed.ok = problems.empty();
-      refreshed.error = joined(problems, "; ");
-    };
-    work();
+    if (const Status done = impl_->refresh(name, refreshed); !done) {
+      const Error& error = done.error();
+      refreshed.error = (error.operation.empty() ? error.text : error.to_string()) +
+                        "; what was released stays as it is";
+    }
     out.push_back(std::move(refreshed));
   }
   return out;

@@ -453,6 +453,21 @@ TEST_F(RefreshTest, ABrokenFileChangesNothing) {
   EXPECT_TRUE(ports.updates.empty());
 }
 
+TEST_F(RefreshTest, AFileThatChangesMeanwhileChangesNothing) {
+  ASSERT_EQ(arm().outcome, Outcome::released);
+  bool changed = false;
+  ports.on_call = [&](const std::string& call) {
+    if (call.rfind("host_addresses", 0) != 0 || changed) return;
+    changed = true;
+    policy("web", R"({"version":1,"allow":[{"name":"two.example.net","services":["tcp/443"]}]})");
+  };
+  const Refreshed refreshed = refresh_one();
+  EXPECT_FALSE(refreshed.ok);
+  EXPECT_NE(refreshed.error.find("changed meanwhile"), std::string::npos);
+  EXPECT_TRUE(ports.updates.empty());
+  EXPECT_TRUE(refresh_one().ok);
+}
+
 TEST_F(RefreshTest, AKernelThatRefusesIsReported) {
   ASSERT_EQ(arm().outcome, Outcome::released);
   ports.errors["update_policy"] = Error{"update", EIO, std::nullopt, "it broke"};
