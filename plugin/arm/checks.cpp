@@ -120,7 +120,8 @@ class EngineFiles {
     std::istringstream folders(search_path());
     for (std::string folder; std::getline(folders, folder, ':');) {
       if (folder.empty()) continue;
-      path = folder + "/" + program;
+      path = folder;
+      path.append("/").append(program);
       if (auto fd = open_file(path)) return fd;
     }
     return fail("", "not in the engine's PATH", ENOENT);

@@ -78,7 +78,7 @@ Status write_in_place(const std::string& path, const std::string& text) {
 Result<std::string> read_back(const std::string& path) {
   const Fd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (file.get() < 0) return fail_errno("open " + path);
-  std::string text(64 * 1024, '\0');
+  std::string text(64UL * 1024, '\0');
   const ssize_t length = ::read(file.get(), text.data(), text.size());
   if (length < 0) return fail_errno("read " + path);
   text.resize(static_cast<std::size_t>(length));

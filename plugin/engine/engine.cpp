@@ -163,7 +163,7 @@ struct Engine::Impl {
     Answer out;
     const Watchdog::Watch watch(watchdog, client, deadline);
     const auto get = [&] {
-      return client.Get(path.c_str(), [&](const char* data, std::size_t length) {
+      return client.Get(path, [&](const char* data, std::size_t length) {
         out.body.append(data, length);
         return out.body.size() <= kMaxAnswer;
       });
@@ -254,7 +254,9 @@ struct Engine::Impl {
         if (!chosen) return tl::unexpected(chosen.error());
         prefix = "v" + *chosen;
       }
-      auto answer = ask("/" + prefix + path, operation);
+      std::string whole = "/";
+      whole.append(prefix).append(path);
+      auto answer = ask(whole, operation);
       // Another engine may answer by now, and refuse the version of the one before.
       if (answer && answer->status == 400 && remembered && !again) continue;
       return body_of(std::move(answer), operation);

@@ -232,7 +232,7 @@ Result<Contents> Store::load() {
   });
   if (!status) return tl::unexpected(status.error());
   status = impl_->each("policies", out, [&](const std::string& stem, const std::string& text) {
-    if (const Status good = check_policy_name(stem); !good) return good;
+    if (Status good = check_policy_name(stem); !good) return good;
     // What is in it is the policy folder's to judge; that it is a whole file of ours is not.
     const auto root = nlohmann::json::parse(text, nullptr, false);
     const auto version = root.is_object() ? root.find("version") : root.end();
