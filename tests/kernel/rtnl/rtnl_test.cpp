@@ -54,7 +54,7 @@ json named(const json& list, const std::string& key, const std::string& value) {
 }
 
 bool has_flag(const json& link, const std::string& flag) {
-  const auto& flags = link["flags"];
+  const auto& flags = link.at("flags");
   return std::find(flags.begin(), flags.end(), flag) != flags.end();
 }
 
@@ -143,7 +143,7 @@ class RtnlTest : public test::KernelTest {
 TEST_F(RtnlTest, CreateVethMakesBothEndsDown) {
   ok(rtnl->create_veth(veth("p0", "c0")));
   for (const std::string end : {"p0", "c0"}) {
-    const json link = ip_link(end);
+    json link = ip_link(end);
     EXPECT_EQ(link["linkinfo"]["info_kind"], "veth");
     EXPECT_EQ(link["mtu"], 1400);
     EXPECT_EQ(link["group"], std::to_string(kGroup)) << end;
@@ -185,7 +185,7 @@ TEST_F(RtnlTest, CreateVethRefusesABadMtu) {
 
 TEST_F(RtnlTest, CreateBridgeIsQuiet) {
   ok(rtnl->create_bridge(bridge("br0")));
-  const json link = ip_link("br0");
+  json link = ip_link("br0");
   EXPECT_EQ(link["linkinfo"]["info_kind"], "bridge");
   EXPECT_EQ(link["address"], "02:00:00:00:00:01");
   EXPECT_EQ(link["mtu"], 1400);
@@ -193,7 +193,7 @@ TEST_F(RtnlTest, CreateBridgeIsQuiet) {
   EXPECT_FALSE(has_flag(link, "UP"));
   // Before anybody sets it up, too.
   EXPECT_EQ(link["inet6_addr_gen_mode"], "none");
-  const json& data = link["linkinfo"]["info_data"];
+  json data = link["linkinfo"]["info_data"];
   EXPECT_EQ(data["stp_state"], 0);
   EXPECT_EQ(data["forward_delay"], 0);
   EXPECT_EQ(data["group_fwd_mask"], "0");
@@ -364,7 +364,7 @@ TEST_F(RtnlTest, EachPortFlagIsItsOwn) {
     BridgePortFlags flags = none;
     flags.*set.member = true;
     ok(rtnl->set_port_flags(name("p0"), flags));
-    const json seen = ip_link("p0")["linkinfo"]["info_slave_data"];
+    json seen = ip_link("p0")["linkinfo"]["info_slave_data"];
     for (const auto& flag : kFlags) {
       EXPECT_EQ(seen.at(flag.key), flag.key == set.key) << set.key << " set, " << flag.key;
     }
@@ -397,7 +397,7 @@ TEST_F(RtnlTest, GateFlagsSurviveSetUp) {
   ok(rtnl->set_up(name("br0")));
   ok(rtnl->set_up(name("p0")));
   ok(rtnl->set_up(name("c0")));
-  const json port =
+  json port =
       named(host->json({"bridge", "-j", "-d", "link", "show", "dev", "p0"}), "ifname", "p0");
   for (const char* on : {"isolated", "locked"}) EXPECT_EQ(port[on], true) << on;
   for (const char* off : {"learning", "flood", "mcast_flood", "bcast_flood", "hairpin", "guard",
@@ -452,7 +452,7 @@ TEST_F(RtnlTest, AddAddress) {
   ok(rtnl->set_up(name("br0")));
   ok(rtnl->add_address(name("br0"), ip("192.0.2.1"), 24));
   ok(rtnl->add_address(name("br0"), ip("2001:db8::1"), 64));
-  const json seen = addresses_of("br0");
+  json seen = addresses_of("br0");
   ASSERT_EQ(seen.size(), 2U) << seen.dump();
   EXPECT_EQ(seen[0]["local"], "192.0.2.1");
   EXPECT_EQ(seen[0]["prefixlen"], 24);
@@ -498,7 +498,7 @@ TEST_F(RtnlTest, FdbEntryIsStatic) {
   EXPECT_EQ(value(rtnl->find_fdb(index("br0"), address)), std::nullopt);
   for (int i = 0; i < 2; ++i) {
     ok(rtnl->set_fdb(name("p0"), address));
-    const json seen = named(fdb_of("p0"), "mac", "02:00:00:00:01:01");
+    json seen = named(fdb_of("p0"), "mac", "02:00:00:00:01:01");
     EXPECT_EQ(seen["state"], "static") << fdb_of("p0").dump();
     EXPECT_EQ(seen["master"], "br0");
   }
@@ -572,7 +572,7 @@ TEST_F(RtnlTest, NeighbourIsPermanent) {
     EXPECT_EQ(value(rtnl->find_neighbour(br0, address)), std::nullopt);
     for (const std::string lladdr : {"02:00:00:00:01:01", "02:00:00:00:01:02"}) {  // replaces
       ok(rtnl->set_neighbour(name("br0"), address, mac(lladdr)));
-      const json seen = neighbour(text);
+      json seen = neighbour(text);
       EXPECT_EQ(seen["state"], json::array({"PERMANENT"})) << seen.dump();
       EXPECT_EQ(seen["lladdr"], lladdr);
       EXPECT_EQ(seen["dev"], "br0");
@@ -630,7 +630,7 @@ TEST_F(RtnlTest, LinkIsWhatIpSays) {
   make_port();
   host->sh("ip link set br0 up; ip link set p0 up");
   for (const std::string text : {"br0", "p0", "c0", "lo"}) {
-    const json seen = ip_link(text);
+    json seen = ip_link(text);
     const Link link = value(rtnl->link(name(text)));
     EXPECT_EQ(link.index, seen["ifindex"]);
     EXPECT_EQ(link.name.str(), text);
@@ -692,8 +692,8 @@ TEST_F(RtnlTest, LinksAreAll) {
   EXPECT_EQ(links.size(), 201U);
 }
 
-// A writer moves one link between the first and the last place of the dump. At every moment at
-// most one of "first" and "last" is there; a listing put together from two moments can have both.
+// A writer moves a link between the first and the last place of the dump. At every moment at least
+// one of "first" and "last" is there; a listing put together from two moments can lack both.
 TEST_F(RtnlTest, InterruptedDumpsAreRepeated) {
   host->must({"ip", "link", "add", "first", "index", "100", "type", "bridge"});
   VethSpec spec = veth("p0", "c0");
@@ -726,8 +726,8 @@ TEST_F(RtnlTest, InterruptedDumpsAreRepeated) {
         return socket->request(message, link).has_value();
       };
       while (!stop) {
-        if (change(RTM_DELLINK, "first", 100) && change(RTM_NEWLINK, "last", 9000) &&
-            change(RTM_DELLINK, "last", 9000) && change(RTM_NEWLINK, "first", 100)) {
+        if (change(RTM_NEWLINK, "last", 9000) && change(RTM_DELLINK, "first", 100) &&
+            change(RTM_NEWLINK, "first", 100) && change(RTM_DELLINK, "last", 9000)) {
           ++moves;
         }
       }
@@ -746,7 +746,7 @@ TEST_F(RtnlTest, InterruptedDumpsAreRepeated) {
       return std::count_if(links->begin(), links->end(),
                            [&](const Link& link) { return link.name.str() == text; });
     };
-    EXPECT_LE(has("first") + has("last"), 1);
+    EXPECT_GE(has("first") + has("last"), 1);
     EXPECT_EQ(links->size() - static_cast<std::size_t>(has("first") + has("last")), 301U);
   }
   stop = true;
