@@ -12,6 +12,9 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "lab"))
 from labhost.host import *  # noqa: E402,F401,F403
 from labhost import host as labhost_host  # noqa: E402
 
+# A test that is told to stop still takes its lab down: atexit does not run on a plain SIGTERM.
+signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
+
 BUILD = os.environ.get("AGENTGATE_BUILD", os.path.join(ROOT, "build", "debug"))
 AGENTGATE = os.path.join(BUILD, "plugin/cli/agentgate")
 AGENTGATED = os.path.join(BUILD, "plugin/daemon/agentgated")

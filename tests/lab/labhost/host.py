@@ -135,10 +135,45 @@ class Lab:
             if ids:
                 self.docker("rm", "-f", *ids, check=False, timeout=120)
         for name in reversed(list(self.processes)):
-            self.stop(name, signal.SIGKILL if name in ("host", "internet") else signal.SIGTERM)
+            if name not in ("host", "internet"):
+                self.stop(name)
+        self._end_strays()
+        for name in ("host", "internet"):
+            self.stop(name, signal.SIGKILL)
         for mount in sorted(self._mounts(), reverse=True):
             subprocess.run(["umount", "-l", mount], stderr=subprocess.DEVNULL)
         shutil.rmtree(self.dir, ignore_errors=True)
+
+    def _end_strays(self):
+        """containerd's shims outlive containerd on purpose. Whatever still runs in a namespace that
+        this lab made is the lab's to end; the holders that keep the namespaces go last."""
+        holders = {self.processes[name].pid for name in ("host", "internet") if name in self.processes}
+        inside, parents, strays = set(), {}, set()
+        for pid in holders:
+            try:
+                inside.add(os.readlink(f"/proc/{pid}/ns/net"))
+            except OSError:
+                pass
+        inside.discard(os.readlink("/proc/self/ns/net"))  # never the machine's own
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            pid = int(entry)
+            try:
+                with open(f"/proc/{pid}/stat") as file:
+                    parents[pid] = int(file.read().rpartition(")")[2].split()[1])
+                if pid not in holders and os.readlink(f"/proc/{pid}/ns/net") in inside:
+                    strays.add(pid)
+            except OSError:
+                pass  # it ended by itself
+        while True:  # a shim's containers are in namespaces of their own
+            more = {pid for pid, parent in parents.items() if parent in strays} - strays - holders
+            if not more:
+                break
+            strays |= more
+        for pid in strays:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
 
     def _mounts(self):
         with open("/proc/self/mounts") as file:
