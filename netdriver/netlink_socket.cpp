@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kDumpAttempts = 100;
 // The kernel makes the datagrams of a dump as large as the reader's buffer, up to 32 KiB.
-constexpr std::size_t kBuffer = 64 * 1024;
+constexpr std::size_t kBuffer = 64UL * 1024;
 constexpr int kReceiveQueue = 4 << 20;
 
 }  // namespace

@@ -210,7 +210,7 @@ Status Rtnl::create_bridge(const BridgeSpec& spec) {
       message.u8(IFLA_BR_NF_CALL_ARPTABLES, 0);
     });
   });
-  if (const Status created = impl_->exchange(message, operation); !created) return created;
+  if (Status created = impl_->exchange(message, operation); !created) return created;
   // In the create message addrgenmode is EAFNOSUPPORT: the link has no IPv6 side yet (6.18).
   Status status = impl_->no_link_local(spec.name, operation);
   if (!status) (void)delete_link(spec.name);

@@ -221,7 +221,7 @@ TEST(UniqueFd, ClosesOnce) {
   {
     UniqueFd a(ends[0]);
     UniqueFd b(std::move(a));
-    EXPECT_FALSE(a.valid());  // NOLINT(bugprone-use-after-move)
+    EXPECT_FALSE(a.valid());  // NOLINT
     EXPECT_EQ(b.get(), ends[0]);
     UniqueFd c;
     c = std::move(b);
