@@ -11,7 +11,6 @@ import io
 import os
 import re
 import subprocess
-import sysconfig
 import tarfile
 
 from .errors import LabError
@@ -62,7 +61,10 @@ def _libraries(programs):
 
 def _python_files(tar):
     program = os.path.realpath(PYTHON)
-    library = sysconfig.get_paths()["stdlib"]
+    # Of the Python that goes into the image, whichever one runs this.
+    library = subprocess.run(
+        [PYTHON, "-I", "-c", "import sysconfig; print(sysconfig.get_paths()['stdlib'])"],
+        check=True, capture_output=True, text=True).stdout.strip()
     tar.add(program, program[1:])
     for name in ("python3", "python"):
         entry = tarfile.TarInfo(f"bin/{name}")
