@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "lab"))
@@ -78,6 +79,22 @@ class World:
         answer = self.ag("arm", name, *options)
         self.lab.docker("unpause", name)
         return answer
+
+    def settled(self, name, probes, expected, seconds=10):
+        """What the container reaches, and after how many seconds.
+
+        A container that sent while it was closed has a look-up of the gateway under way, and it or
+        the name look-up behind it may fail once more after the release (docs/operations.md). So what
+        must be reached is waited for. What must not be reached gets no second chance: one answer
+        is a failure, whenever it comes.
+        """
+        start = time.time()
+        while True:
+            seen = self.lab.probe(name, probes)
+            wrong = any(s and not e for s, e in zip(seen, expected))
+            if seen == list(expected) or wrong or time.time() - start > seconds:
+                return seen, time.time() - start
+            time.sleep(0.3)
 
     def state(self, name):
         return self.ag("check", name)[1].get("outcome")

@@ -43,20 +43,17 @@ class Crash(unittest.TestCase):
                 self.died()
                 self.assertEqual(code, 4)
                 self.lab.docker("unpause", "c1")
-                seen = self.lab.probe("c1", REACH + FORBIDDEN, seconds=3)
                 # Before the batch of step 11 nothing passes; after it the policy holds, no more.
                 step = int(point.split(".")[2]) if point.startswith("arm") else 11
                 before = step < 11 or point in ("arm.step.11", "host.release.saved", "host.close.closed")
-                if before:
-                    self.assertEqual(seen, [False] * 3, point)
-                self.assertEqual(seen[1:], [False, False], point)
+                expected = [not before, False, False]
+                self.assertEqual(self.world.settled("c1", REACH + FORBIDDEN, expected)[0], expected)
                 self.world.start_daemon()
-                state = self.world.state("c1")
-                self.assertEqual(state, "released" if not before and seen[0] else "closed", point)
+                self.assertEqual(self.world.state("c1"), "closed" if before else "released", point)
                 self.assertEqual(self.lab.probe("c1", FORBIDDEN, seconds=1), [False, False], point)
         # And it can be armed as if nothing had been.
         self.assertEqual(self.world.arm_paused("c1")[0], 0)
-        self.assertEqual(self.lab.probe("c1", REACH), [True])
+        self.assertEqual(self.world.settled("c1", REACH, [True])[0], [True])
         self.lab.docker("rm", "-f", "c1")
 
     def test_in_every_driver_verb(self):
@@ -87,7 +84,7 @@ class Crash(unittest.TestCase):
         self.lab.container("c3", "agents")
         code, report, error = self.world.arm_paused("c3")
         self.assertEqual(code, 0, (report, error))
-        self.assertEqual(self.lab.probe("c3", REACH + FORBIDDEN), [True, False, False])
+        self.assertEqual(self.world.settled("c3", REACH + FORBIDDEN, [True, False, False])[0], [True, False, False])
         self.lab.docker("rm", "-f", "c3")
 
     def test_in_network_verbs(self):
@@ -114,7 +111,7 @@ class Crash(unittest.TestCase):
         self.restart()
         self.assertEqual(self.lab.run(["nft", "-s", "-a", "list", "ruleset"]).stdout, before)
         self.assertEqual(self.world.state("c4"), "released")
-        self.assertEqual(self.lab.probe("c4", REACH + FORBIDDEN), [True, False, False])
+        self.assertEqual(self.world.settled("c4", REACH + FORBIDDEN, [True, False, False])[0], [True, False, False])
         self.lab.docker("rm", "-f", "c4")
 
     def test_a_second_daemon_refuses(self):

@@ -163,7 +163,7 @@ class Refusals(unittest.TestCase):
     def test_restarted_loses_its_release(self):
         self.container("r16", pause=False)
         self.assertEqual(self.world.arm_paused("r16")[0], 0)
-        self.assertEqual(self.lab.probe("r16", REACH), [True])
+        self.assertEqual(self.world.settled("r16", REACH, [True])[0], [True])
         self.lab.docker("restart", "-t", "0", "r16")
         self.assertEqual(self.lab.probe("r16", REACH), [False])
         self.assertEqual(self.world.state("r16"), "closed")
@@ -197,18 +197,18 @@ class Refusals(unittest.TestCase):
         self.assertEqual(self.world.ag("arm", "r18", "--policy", "changing")[0], 0)
         self.lab.docker("unpause", "r18")
         other = [("tcp", DENIED, 443)]
-        self.assertEqual(self.lab.probe("r18", REACH + other), [True, False])
+        self.assertEqual(self.world.settled("r18", REACH + other, [True, False])[0], [True, False])
         self.lab.policy("changing", {"version": 1, "runtimes": ["runc"], "resolvers": [DNS], "allow": [
             {"name": "denied.test", "services": ["tcp/443"]}]})
         code, report, error = self.world.ag("refresh", "--policy", "changing")
         self.assertEqual(code, 0, (report, error))
-        self.assertEqual(self.lab.probe("r18", REACH + other), [False, True])
+        self.assertEqual(self.world.settled("r18", REACH + other, [False, True])[0], [False, True])
         self.assertEqual(self.world.state("r18"), "released")
         # A file that is broken now changes nothing.
         self.lab.policy("changing", {"version": 2})
         code, report, _ = self.world.ag("refresh", "--policy", "changing")
         self.assertEqual(code, 1, report)
-        self.assertEqual(self.lab.probe("r18", REACH + other), [False, True])
+        self.assertEqual(self.world.settled("r18", REACH + other, [False, True])[0], [False, True])
 
 
 if __name__ == "__main__":
