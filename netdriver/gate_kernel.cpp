@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "netdriver/announce.h"
 #include "netdriver/nft_socket.h"
 #include "netdriver/rtnl.h"
 #include "netdriver/ruleset.h"
@@ -103,6 +104,8 @@ struct Gate::Impl {
   std::map<std::string, PolicySpec> installed;
   std::vector<Ipv4Range> host4;
   std::vector<Ipv6Range> host6;
+  Result<UniqueFd> announcer = fail("open packet socket", "not tried");
+  std::map<InterfaceName, NetworkSpec> networks;  // as created, for the sets that all share
 
   // Elements of the port that are in the kernel now, under whatever policy.
   Result<std::vector<Placed>> present_elements(const PortSpec& port) {
@@ -136,8 +139,7 @@ struct Gate::Impl {
   }
 
   Status add_port_chains(Batch& batch, const PortSpec& port) {
-    Status status =
-        replace_chain(batch, ruleset::ingress_chain(port.name), ruleset::ingress(port));
+    Status status = replace_chain(batch, ruleset::ingress_chain(port.name), ruleset::ingress(port));
     if (!status) return status;
     return replace_chain(batch, ruleset::egress_chain(port.name), ruleset::egress(port));
   }
@@ -295,16 +297,16 @@ struct Gate::Impl {
     if (port.policy) expected = ruleset::released_elements(port, *port.policy);
     for (const Placed& placed : expected) {
       if (std::find(present->begin(), present->end(), placed) == present->end()) {
-        out.push_back({(placed.family == Family::bridge ? "layer 2, set " : "layer 3, map ") +
-                           placed.set,
-                       nft::to_string(placed.element), ""});
+        out.push_back(
+            {(placed.family == Family::bridge ? "layer 2, set " : "layer 3, map ") + placed.set,
+             nft::to_string(placed.element), ""});
       }
     }
     for (const Placed& placed : *present) {
       if (std::find(expected.begin(), expected.end(), placed) == expected.end()) {
-        out.push_back({(placed.family == Family::bridge ? "layer 2, set " : "layer 3, map ") +
-                           placed.set,
-                       "", nft::to_string(placed.element)});
+        out.push_back(
+            {(placed.family == Family::bridge ? "layer 2, set " : "layer 3, map ") + placed.set, "",
+             nft::to_string(placed.element)});
       }
     }
     if (port.policy && policy != nullptr) {
@@ -329,6 +331,17 @@ struct Gate::Impl {
       }
     }
     return out;
+  }
+
+  Status read_back_closed(const PortSpec& port) {
+    auto differences = compare_tables(closed(port), nullptr);
+    if (!differences) return tl::unexpected(differences.error());
+    if (differences->empty()) return {};
+    const Difference& first = differences->front();
+    return fail("close port " + port.name.str(),
+                "read back differs: " + first.where + ": expected '" + first.expected +
+                    "', found '" + first.found + "'",
+                EIO);
   }
 
   Status probe() {
@@ -368,8 +381,8 @@ struct Gate::Impl {
     egress.add_chain(Family::netdev, "probe", chain);
     features.netdev_egress = nft->dry_run(egress, "probe").has_value();
     if (!features.netdev_egress) {
-      return fail("probe the kernel", "no netdev egress hook (needs Linux 5.16, CONFIG_NETFILTER_EGRESS)",
-                  EOPNOTSUPP);
+      return fail("probe the kernel",
+                  "no netdev egress hook (needs Linux 5.16, CONFIG_NETFILTER_EGRESS)", EOPNOTSUPP);
     }
     return {};
   }
@@ -386,6 +399,7 @@ Result<std::unique_ptr<Gate>> Gate::open() {
   auto nft = nft::NftSocket::open();
   if (!nft) return tl::unexpected(nft.error());
   impl->nft = std::move(*nft);
+  impl->announcer = open_announcer();  // without it nothing is announced, and the report says so
   if (const Status status = impl->probe(); !status) return tl::unexpected(status.error());
   if (const Status status = impl->claim(); !status) return tl::unexpected(status.error());
   return std::unique_ptr<Gate>(new Gate(std::move(impl)));
@@ -491,6 +505,7 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
   impl_->installed = want.policies;
   impl_->host4 = want.host4;
   impl_->host6 = want.host6;
+  impl_->networks = want.networks;
 
   for (const auto& [name, port] : want.ports) {
     if (const Status status = impl_->set_up_port(port); !status) {
@@ -518,38 +533,31 @@ Status Gate::create_network(const NetworkSpec& network) {
   }
   status = impl_->nft->commit(batch, "create network " + network.bridge.str());
   if (!status && !before) undo();
+  if (status) impl_->networks[network.bridge] = network;
   return status;
 }
 
 Status Gate::delete_network(const InterfaceName& bridge) {
   auto link = impl_->rtnl->link(bridge);
-  if (!link && link.error().code == ENODEV) return {};
-  if (!link) return tl::unexpected(link.error());
-  auto links = impl_->rtnl->links();
-  if (!links) return tl::unexpected(links.error());
-  for (const Link& port : *links) {
-    if (port.master == link->index) {
-      return fail("delete network " + bridge.str(), "port " + port.name.str() + " is still on it",
-                  EBUSY);
-    }
-  }
-  // The pool's elements: those of the addresses that the bridge has.
-  NetworkSpec network;
-  network.bridge = bridge;
-  auto addresses = impl_->rtnl->addresses();
-  if (!addresses) return tl::unexpected(addresses.error());
-  for (const LinkAddress& address : *addresses) {
-    if (address.link != link->index) continue;
-    if (address.address.is_v4()) {
-      network.gateway4 = Ipv4InterfaceAddress{address.address.v4(), address.length};
-    } else {
-      network.gateway6 = Ipv6InterfaceAddress{address.address.v6(), address.length};
+  if (!link && link.error().code != ENODEV) return tl::unexpected(link.error());
+  if (link) {
+    auto links = impl_->rtnl->links();
+    if (!links) return tl::unexpected(links.error());
+    for (const Link& port : *links) {
+      if (port.master == link->index) {
+        return fail("delete network " + bridge.str(), "port " + port.name.str() + " is still on it",
+                    EBUSY);
+      }
     }
   }
   std::vector<Error> errors;
   if (const Status gone = impl_->rtnl->delete_link(bridge); !gone) errors.push_back(gone.error());
+  const auto known = impl_->networks.find(bridge);
+  if (known == impl_->networks.end()) {
+    return first_of(std::move(errors), "delete network " + bridge.str());
+  }
   Batch batch;
-  for (const Placed& placed : ruleset::network_elements(network)) {
+  for (const Placed& placed : ruleset::network_elements(known->second)) {
     auto set = impl_->nft->read_set(placed.family, placed.set);
     if (!set) {
       errors.push_back(set.error());
@@ -562,6 +570,8 @@ Status Gate::delete_network(const InterfaceName& bridge) {
   }
   if (const Status gone = impl_->nft->commit(batch, "remove pool"); !gone) {
     errors.push_back(gone.error());
+  } else {
+    impl_->networks.erase(known);
   }
   return first_of(std::move(errors), "delete network " + bridge.str());
 }
@@ -580,6 +590,7 @@ Status Gate::create_port(const PortSpec& wanted) {
     status = impl_->add_port_chains(batch, port);
   }
   if (status) status = impl_->nft->commit(batch, "close port " + port.name.str());
+  if (status) status = impl_->read_back_closed(port);
   if (status) status = impl_->set_up_port(port);
   if (!status) (void)delete_port(port);
   return status;
@@ -627,16 +638,7 @@ Status Gate::close_port(const PortSpec& wanted) {
   if (!status) return status;
   status = impl_->nft->commit(batch, "close port " + port.name.str());
   if (!status) return status;
-  auto differences = impl_->compare_tables(port, nullptr);
-  if (!differences) return tl::unexpected(differences.error());
-  if (!differences->empty()) {
-    const Difference& first = differences->front();
-    return fail("close port " + port.name.str(),
-                "read back differs: " + first.where + ": expected '" + first.expected +
-                    "', found '" + first.found + "'",
-                EIO);
-  }
-  return {};
+  return impl_->read_back_closed(port);
 }
 
 Status Gate::prepare_port(const PortSpec& port) { return impl_->controls(port); }
@@ -665,6 +667,13 @@ Status Gate::release_port(const PortSpec& port, const PolicySpec& policy) {
   status = impl_->nft->commit(batch, "release port " + port.name.str());
   if (status) impl_->installed[policy.name] = policy;
   return status;
+}
+
+Status Gate::announce(const PortSpec& port) {
+  if (!impl_->announcer) return tl::unexpected(impl_->announcer.error());
+  const auto bridge = impl_->rtnl->link(port.bridge);
+  if (!bridge) return tl::unexpected(bridge.error());
+  return announce_gateway(impl_->announcer->get(), bridge->index, port);
 }
 
 Status Gate::update_policy(const PolicySpec& policy) {
@@ -717,7 +726,8 @@ Result<PortReport> Gate::inspect_port(const NetworkSpec& network, const PortSpec
   auto bridge = impl_->rtnl->link(network.bridge);
   if (!bridge && bridge.error().code != ENODEV) return tl::unexpected(bridge.error());
   if (!link || !bridge) {
-    link_differences.push_back({"link " + (link ? network.bridge : port.name).str(), "present", ""});
+    link_differences.push_back(
+        {"link " + (link ? network.bridge : port.name).str(), "present", ""});
   } else {
     const std::string where = "port " + port.name.str();
     differ(link_differences, where + ", kind", "veth", link->kind);
@@ -736,9 +746,9 @@ Result<PortReport> Gate::inspect_port(const NetworkSpec& network, const PortSpec
     }
     auto fdb = impl_->rtnl->find_fdb(bridge->index, port.mac);
     if (!fdb) return tl::unexpected(fdb.error());
-    const std::string fdb_found =
-        !*fdb ? "" : std::string((*fdb)->is_static ? "static" : "dynamic") + " on " +
-                         std::to_string((*fdb)->port);
+    const std::string fdb_found = !*fdb ? ""
+                                        : std::string((*fdb)->is_static ? "static" : "dynamic") +
+                                              " on " + std::to_string((*fdb)->port);
     differ(link_differences, "FDB entry " + port.mac.to_string(),
            port.prepared ? "static on " + std::to_string(link->index) : "", fdb_found);
     const auto neighbour = [&](const IpAddress& address) -> Status {
@@ -847,23 +857,22 @@ Result<std::vector<Difference>> Gate::inspect_network(const NetworkSpec& network
     }
   }
   // The sets that decide for everyone.
-  const nft::Table inet = ruleset::skeleton(Family::inet, impl_->table_flags);
-  const std::pair<const char*, std::vector<Element>> shared[] = {
-      {"always4", inet.sets.at("always4").elements},
-      {"always6", inet.sets.at("always6").elements},
-      {ruleset::kHostSet4, ruleset::intervals(impl_->host4)},
-      {ruleset::kHostSet6, ruleset::intervals(impl_->host6)}};
-  for (const auto& [name, elements] : shared) {
+  GateSpec shared;
+  shared.networks = impl_->networks;
+  shared.host4 = impl_->host4;
+  shared.host6 = impl_->host6;
+  const nft::Table inet = ruleset::render(shared, impl_->table_flags).at(Family::inet);
+  for (const char* name :
+       {"always4", "always6", ruleset::kHostSet4, ruleset::kHostSet6, ruleset::kPool4,
+        ruleset::kPool6, ruleset::kMasquerade4, ruleset::kMasquerade6}) {
     auto found = impl_->nft->read_set(Family::inet, name);
     if (!found) return tl::unexpected(found.error());
     const std::string place = table_place(Family::inet) + ", set " + name;
     if (!*found) {
       out.push_back({place, "present", ""});
-      continue;
+    } else {
+      nft::compare(place, inet.sets.at(name), **found, out);
     }
-    nft::Set expected = inet.sets.at(name);
-    expected.elements = elements;
-    nft::compare(place, expected, **found, out);
   }
   return out;
 }

@@ -80,6 +80,9 @@ class Gate {
   // Step 11: the one batch. `policy` is created or updated in the same batch. Not read back here.
   Status release_port(const PortSpec& port, const PolicySpec& policy);
 
+  // After a release: tells the container its gateway's MAC address (announce.h). Opens nothing.
+  Status announce(const PortSpec& port);
+
   // Replaces a policy's sets in one batch for all ports released to it.
   Status update_policy(const PolicySpec& policy);
   // EBUSY: a port is released to it.
@@ -93,7 +96,8 @@ class Gate {
   // found closed in all layers is `closed`.
   Result<PortReport> inspect_port(const NetworkSpec& network, const PortSpec& port,
                                   const PolicySpec* policy);
-  // Compares bridge device, addresses and the constant part of the three tables.
+  // Compares bridge device, addresses, the constant part of the three tables and the sets that
+  // all networks share.
   Result<std::vector<Difference>> inspect_network(const NetworkSpec& network);
 
   // The links of a network namespace besides lo, as its own kernel view has them.

@@ -7,20 +7,18 @@
 #include <linux/netfilter/nfnetlink.h>
 #include <linux/netlink.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cerrno>
 #include <utility>
 
 #include "netdriver/nft_wire.h"
+#include "netdriver/rtnl_wire.h"
 
 namespace agentgate::netdriver::nft {
 namespace {
 
-constexpr int kReceiveBuffer = 4 << 20;
-constexpr std::size_t kChunk = 64 * 1024;  // the kernel fills dumps up to 32 KiB a datagram
-constexpr int kDumpAttempts = 100;
+constexpr std::size_t kChunk = 64UL * 1024;
 
 Bytes batch_edge(std::uint16_t type, std::uint32_t sequence) {
   Bytes bytes(MNL_NLMSG_HDRLEN + sizeof(nfgenmsg));
@@ -34,33 +32,6 @@ Bytes batch_edge(std::uint16_t type, std::uint32_t sequence) {
   generic->version = NFNETLINK_V0;
   generic->res_id = htons(NFNL_SUBSYS_NFTABLES);
   return bytes;
-}
-
-// NLMSG_ERROR to our error: errno, offset and text of the extended acknowledgement (NETLINK_CAP_ACK
-// is set, so the attributes follow the header of the request at once).
-Error decode_error(const nlmsghdr* header, std::string operation) {
-  Error error;
-  error.operation = std::move(operation);
-  const auto* body = static_cast<const nlmsgerr*>(mnl_nlmsg_get_payload(header));
-  error.code = -body->error;
-  if ((header->nlmsg_flags & NLM_F_ACK_TLVS) == 0) return error;
-  const auto* at = reinterpret_cast<const std::uint8_t*>(body) + MNL_ALIGN(sizeof(nlmsgerr));
-  const auto* end = reinterpret_cast<const std::uint8_t*>(header) + header->nlmsg_len;
-  while (at + sizeof(nlattr) <= end) {
-    const auto* attribute = reinterpret_cast<const nlattr*>(at);
-    if (attribute->nla_len < sizeof(nlattr) || at + attribute->nla_len > end) break;
-    const std::size_t size = attribute->nla_len - sizeof(nlattr);
-    const auto* data = reinterpret_cast<const char*>(at + sizeof(nlattr));
-    if (mnl_attr_get_type(attribute) == NLMSGERR_ATTR_MSG) {
-      error.text.assign(data, ::strnlen(data, size));
-    } else if (mnl_attr_get_type(attribute) == NLMSGERR_ATTR_OFFS && size == 4) {
-      std::uint32_t offset = 0;
-      std::memcpy(&offset, data, sizeof offset);
-      error.offset = offset;
-    }
-    at += MNL_ALIGN(attribute->nla_len);
-  }
-  return error;
 }
 
 std::string place(Family family) { return std::string(to_string(family)) + " " + kTable; }
@@ -144,27 +115,13 @@ void Batch::add_whole(Family family, const std::string& name, const Set& set) {
 // -- NftSocket --------------------------------------------------------------------------------
 
 Result<std::unique_ptr<NftSocket>> NftSocket::open() {
-  const int fd = ::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_NETFILTER);
-  if (fd < 0) return fail_errno("open nfnetlink socket");
-  std::unique_ptr<NftSocket> out(new NftSocket(fd));
-  sockaddr_nl address{};
-  address.nl_family = AF_NETLINK;
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0) {
-    return fail_errno("bind nfnetlink socket");
-  }
-  const int on = 1;
-  if (::setsockopt(fd, SOL_NETLINK, NETLINK_EXT_ACK, &on, sizeof on) < 0 ||
-      ::setsockopt(fd, SOL_NETLINK, NETLINK_CAP_ACK, &on, sizeof on) < 0) {
-    return fail_errno("set up nfnetlink socket");
-  }
-  const int size = kReceiveBuffer;
-  (void)::setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof size);
-  const timeval patience{10, 0};  // the kernel answers while we ask; this is only against hanging
-  (void)::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  return out;
+  auto socket = NetlinkSocket::open(NETLINK_NETFILTER);
+  if (!socket) return tl::unexpected(socket.error());
+  return std::unique_ptr<NftSocket>(new NftSocket(std::move(*socket)));
 }
 
-NftSocket::~NftSocket() { ::close(fd_); }
+NftSocket::NftSocket(NetlinkSocket socket) : socket_(std::move(socket)) {}
+NftSocket::~NftSocket() = default;
 
 Status NftSocket::commit(const Batch& batch, const std::string& operation) {
   return send(batch, true, operation);
@@ -176,50 +133,47 @@ Status NftSocket::dry_run(const Batch& batch, const std::string& operation) {
 
 Status NftSocket::send(const Batch& batch, bool with_end, const std::string& operation) {
   if (batch.empty()) return {};
-  const std::uint32_t first = ++sequence_;
-  Bytes wire = batch_edge(NFNL_MSG_BATCH_BEGIN, first);
+  std::vector<std::uint32_t> sequences = {socket_.next_sequence()};
+  Bytes wire = batch_edge(NFNL_MSG_BATCH_BEGIN, sequences.front());
   for (const auto& message : batch.messages_) {
     const std::size_t at = wire.size();
     wire.insert(wire.end(), message.bytes.begin(), message.bytes.end());
     wire.resize(MNL_ALIGN(wire.size()));
-    reinterpret_cast<nlmsghdr*>(wire.data() + at)->nlmsg_seq = ++sequence_;
+    sequences.push_back(socket_.next_sequence());
+    reinterpret_cast<nlmsghdr*>(wire.data() + at)->nlmsg_seq = sequences.back();
   }
   if (with_end) {
-    const Bytes end = batch_edge(NFNL_MSG_BATCH_END, ++sequence_);
+    sequences.push_back(socket_.next_sequence());
+    const Bytes end = batch_edge(NFNL_MSG_BATCH_END, sequences.back());
     wire.insert(wire.end(), end.begin(), end.end());
   }
-
+  // A batch is one datagram, and has to fit. Outside the first user namespace FORCE is refused.
   const int size = static_cast<int>(wire.size() + kChunk);
-  (void)::setsockopt(fd_, SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size);
-  sockaddr_nl kernel{};
-  kernel.nl_family = AF_NETLINK;
-  ssize_t sent = 0;
-  do {
-    sent = ::sendto(fd_, wire.data(), wire.size(), 0, reinterpret_cast<sockaddr*>(&kernel),
-                    sizeof kernel);
-  } while (sent < 0 && errno == EINTR);
-  if (sent < 0) return fail_errno(operation, "send batch");
+  (void)::setsockopt(socket_.fd(), SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size);
+  if (Status sent = socket_.send(std::as_bytes(std::span(wire)), operation); !sent) return sent;
 
-  // nfnetlink works while we are in sendto(): all errors are queued by now, and no error with a
+  // nfnetlink works while we are in send(): all errors are queued by now, and no error with a
   // number of ours means that the batch is committed. An ACK of a single message means nothing:
   // the good messages of an aborted batch get one too.
   Status outcome;
   Bytes buffer(kChunk);
   for (;;) {
-    const ssize_t length = ::recv(fd_, buffer.data(), buffer.size(), MSG_DONTWAIT);
-    if (length < 0 && errno == EINTR) continue;
-    if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (length < 0) return fail_errno(operation, "outcome of the batch is not known, read it back");
-    int left = static_cast<int>(length);
+    const auto length = socket_.receive(std::as_writable_bytes(std::span(buffer)),
+                                        NetlinkSocket::Clock::now(), operation);
+    if (!length && length.error().code == ETIMEDOUT) return outcome;
+    if (!length) {
+      Error error = length.error();
+      error.text = "the outcome of the batch is not known, read it back; " + error.text;
+      return tl::unexpected(std::move(error));
+    }
+    int left = static_cast<int>(*length);
     for (const auto* header = reinterpret_cast<const nlmsghdr*>(buffer.data());
          mnl_nlmsg_ok(header, left); header = mnl_nlmsg_next(header, &left)) {
-      if (header->nlmsg_type != NLMSG_ERROR || header->nlmsg_seq - first > sequence_ - first) {
-        continue;
-      }
-      if (mnl_nlmsg_get_payload_len(header) < sizeof(nlmsgerr)) continue;
-      Error error = decode_error(header, operation);
+      const auto at = std::find(sequences.begin(), sequences.end(), header->nlmsg_seq);
+      if (header->nlmsg_type != NLMSG_ERROR || at == sequences.end()) continue;
+      Error error = netdriver::wire::parse_error(header, operation);
       if (error.code == 0 || !outcome) continue;
-      const std::uint32_t index = header->nlmsg_seq - first;  // 0 is the batch itself
+      const auto index = static_cast<std::size_t>(at - sequences.begin());
       const std::string what = index == 0 || index > batch.messages_.size()
                                    ? "the batch as a whole"
                                    : batch.messages_[index - 1].what;
@@ -227,75 +181,35 @@ Status NftSocket::send(const Batch& batch, bool with_end, const std::string& ope
       outcome = tl::unexpected(std::move(error));
     }
   }
-  return outcome;
 }
 
 // Sends one request and hands every answer to parse(header), which returns false for a message
-// that it cannot read. A dump that other writers interrupted is done again from the start: the
-// caller's parse is told so with a null header.
+// that it cannot read. Before every attempt (an interrupted dump is done again from the start)
+// parse(nullptr) forgets what the last one brought.
 template <class Parse>
-Status NftSocket::request(Bytes message, bool dump, const std::string& operation,
-                          const Parse& parse) {
-  for (int attempt = 0; attempt < kDumpAttempts; ++attempt) {
-    parse(nullptr);
-    auto* header = reinterpret_cast<nlmsghdr*>(message.data());
-    const std::uint32_t sequence = ++sequence_;
-    header->nlmsg_seq = sequence;
-    sockaddr_nl kernel{};
-    kernel.nl_family = AF_NETLINK;
-    ssize_t sent = 0;
-    do {
-      sent = ::sendto(fd_, message.data(), message.size(), 0,
-                      reinterpret_cast<sockaddr*>(&kernel), sizeof kernel);
-    } while (sent < 0 && errno == EINTR);
-    if (sent < 0) return fail_errno(operation, "send");
-
-    bool interrupted = false;
-    bool done = false;
-    Bytes buffer(kChunk);
-    while (!done) {
-      const ssize_t length = ::recv(fd_, buffer.data(), buffer.size(), 0);
-      if (length < 0 && errno == EINTR) continue;
-      if (length < 0 && errno == ENOBUFS) {
-        interrupted = true;
-        continue;  // what was lost is asked for again; the rest of this dump still ends in DONE
-      }
-      if (length < 0) return fail_errno(operation, "receive");
-      int left = static_cast<int>(length);
-      for (const auto* answer = reinterpret_cast<const nlmsghdr*>(buffer.data());
-           mnl_nlmsg_ok(answer, left); answer = mnl_nlmsg_next(answer, &left)) {
-        if (answer->nlmsg_seq != sequence) continue;
-        if ((answer->nlmsg_flags & NLM_F_DUMP_INTR) != 0) interrupted = true;
-        if (answer->nlmsg_type == NLMSG_DONE) {
-          done = true;
-        } else if (answer->nlmsg_type == NLMSG_ERROR) {
-          if (mnl_nlmsg_get_payload_len(answer) < sizeof(nlmsgerr)) continue;
-          Error error = decode_error(answer, operation);
-          if (error.code != 0) return tl::unexpected(std::move(error));
-          done = true;
-        } else if (!parse(answer)) {
-          return fail(operation, "the kernel's answer does not parse", EBADMSG);
-        } else if (!dump) {
-          done = true;
-        }
-      }
-    }
-    if (!interrupted) return {};
-  }
-  return fail(operation, "other writers interrupt every dump", EINTR);
+Status NftSocket::request(Bytes message, const std::string& operation, const Parse& parse) {
+  bool readable = true;
+  Status status = socket_.request(
+      reinterpret_cast<nlmsghdr*>(message.data()), operation,
+      [&](const nlmsghdr* answer) { readable = readable && parse(answer); },
+      [&] {
+        readable = true;
+        parse(nullptr);
+      });
+  if (status && !readable) return fail(operation, "the kernel's answer does not parse", EBADMSG);
+  return status;
 }
 
 Result<std::optional<std::uint32_t>> NftSocket::table_flags(Family family) {
   std::optional<std::uint32_t> out;
-  const Status status =
-      request(wire::table(NFT_MSG_GETTABLE, 0, family, std::nullopt), false,
-              "read table " + place(family), [&](const nlmsghdr* header) {
-                if (header == nullptr) return true;
-                const auto table = wire::parse_table(header);
-                if (!table) return false;
-                out = table->second;
-                return true;
-              });
+  const Status status = request(wire::table(NFT_MSG_GETTABLE, 0, family, std::nullopt),
+                                "read table " + place(family), [&](const nlmsghdr* header) {
+                                  if (header == nullptr) return true;
+                                  const auto table = wire::parse_table(header);
+                                  if (!table) return false;
+                                  out = table->second;
+                                  return true;
+                                });
   if (!status && status.error().code == ENOENT) return std::optional<std::uint32_t>();
   if (!status) return tl::unexpected(status.error());
   return out;
@@ -304,18 +218,18 @@ Result<std::optional<std::uint32_t>> NftSocket::table_flags(Family family) {
 Result<std::map<std::string, Chain>> NftSocket::read_chains(Family family) {
   std::map<std::string, Chain> out;
   // The kernel has no table filter for chains: all of the family come.
-  const Status status =
-      request(wire::chain(NFT_MSG_GETCHAIN, NLM_F_DUMP, family, "", nullptr), true,
-              "read chains of " + place(family), [&](const nlmsghdr* header) {
-                if (header == nullptr) {
-                  out.clear();
-                  return true;
-                }
-                auto chain = wire::parse_chain(header);
-                if (!chain) return false;
-                if (chain->table == kTable) out[chain->name] = std::move(chain->chain);
-                return true;
-              });
+  const Status status = request(wire::chain(NFT_MSG_GETCHAIN, NLM_F_DUMP, family, "", nullptr),
+                                "read chains of " + place(family), [&](const nlmsghdr* header) {
+                                  if (header == nullptr) {
+                                    out.clear();
+                                    return true;
+                                  }
+                                  auto chain = wire::parse_chain(header);
+                                  if (!chain) return false;
+                                  if (chain->table == kTable)
+                                    out[chain->name] = std::move(chain->chain);
+                                  return true;
+                                });
   if (!status) return tl::unexpected(status.error());
   return out;
 }
@@ -324,7 +238,7 @@ Status NftSocket::read_rules(Family family, const std::string* chain,
                              std::map<std::string, Chain>& chains) {
   return request(wire::rule(NFT_MSG_GETRULE, NLM_F_DUMP, family,
                             chain == nullptr ? std::string() : *chain, nullptr),
-                 true, "read rules of " + place(family), [&](const nlmsghdr* header) {
+                 "read rules of " + place(family), [&](const nlmsghdr* header) {
                    if (header == nullptr) {
                      for (auto& [name, value] : chains) value.rules.clear();
                      return true;
@@ -340,18 +254,18 @@ Status NftSocket::read_rules(Family family, const std::string* chain,
 }
 
 Status NftSocket::read_elements(Family family, const std::string& name, Set& set) {
-  Status status = request(
-      wire::elements(NFT_MSG_GETSETELEM, NLM_F_DUMP, family, name, nullptr, nullptr), true,
-      "read elements of " + place(family) + " " + name, [&](const nlmsghdr* header) {
-        if (header == nullptr) {
-          set.elements.clear();
-          return true;
-        }
-        auto elements = wire::parse_elements(header);
-        if (!elements) return false;
-        set.elements.insert(set.elements.end(), elements->begin(), elements->end());
-        return true;
-      });
+  Status status =
+      request(wire::elements(NFT_MSG_GETSETELEM, NLM_F_DUMP, family, name, nullptr, nullptr),
+              "read elements of " + place(family) + " " + name, [&](const nlmsghdr* header) {
+                if (header == nullptr) {
+                  set.elements.clear();
+                  return true;
+                }
+                auto elements = wire::parse_elements(header);
+                if (!elements) return false;
+                set.elements.insert(set.elements.end(), elements->begin(), elements->end());
+                return true;
+              });
   std::sort(set.elements.begin(), set.elements.end());
   return status;
 }
@@ -368,18 +282,18 @@ Result<std::optional<Table>> NftSocket::read_table(Family family) {
   if (const Status rules = read_rules(family, nullptr, table.chains); !rules) {
     return tl::unexpected(rules.error());
   }
-  const Status sets =
-      request(wire::set(NFT_MSG_GETSET, NLM_F_DUMP, family, "", nullptr, 0), true,
-              "read sets of " + place(family), [&](const nlmsghdr* header) {
-                if (header == nullptr) {
-                  table.sets.clear();
-                  return true;
-                }
-                auto set = wire::parse_set(header);
-                if (!set) return false;
-                if (set->table == kTable) table.sets[set->name] = std::move(set->set);
-                return true;
-              });
+  const Status sets = request(wire::set(NFT_MSG_GETSET, NLM_F_DUMP, family, "", nullptr, 0),
+                              "read sets of " + place(family), [&](const nlmsghdr* header) {
+                                if (header == nullptr) {
+                                  table.sets.clear();
+                                  return true;
+                                }
+                                auto set = wire::parse_set(header);
+                                if (!set) return false;
+                                if (set->table == kTable)
+                                  table.sets[set->name] = std::move(set->set);
+                                return true;
+                              });
   if (!sets) return tl::unexpected(sets.error());
   for (auto& [name, set] : table.sets) {
     if (const Status elements = read_elements(family, name, set); !elements) {
@@ -392,7 +306,7 @@ Result<std::optional<Table>> NftSocket::read_table(Family family) {
 Result<std::optional<Chain>> NftSocket::read_chain(Family family, const std::string& name) {
   std::map<std::string, Chain> chains;
   const Status status =
-      request(wire::chain(NFT_MSG_GETCHAIN, 0, family, name, nullptr), false,
+      request(wire::chain(NFT_MSG_GETCHAIN, 0, family, name, nullptr),
               "read chain " + place(family) + " " + name, [&](const nlmsghdr* header) {
                 if (header == nullptr) return true;
                 auto chain = wire::parse_chain(header);
@@ -411,7 +325,7 @@ Result<std::optional<Chain>> NftSocket::read_chain(Family family, const std::str
 Result<std::optional<Set>> NftSocket::read_set(Family family, const std::string& name) {
   std::optional<Set> out;
   const Status status =
-      request(wire::set(NFT_MSG_GETSET, 0, family, name, nullptr, 0), false,
+      request(wire::set(NFT_MSG_GETSET, 0, family, name, nullptr, 0),
               "read set " + place(family) + " " + name, [&](const nlmsghdr* header) {
                 if (header == nullptr) return true;
                 auto set = wire::parse_set(header);
@@ -434,7 +348,7 @@ Result<std::optional<Element>> NftSocket::find_element(Family family, const std:
   Element wanted;
   wanted.key = key;
   const Status status =
-      request(wire::elements(NFT_MSG_GETSETELEM, 0, family, set, &wanted, &wanted + 1), false,
+      request(wire::elements(NFT_MSG_GETSETELEM, 0, family, set, &wanted, &wanted + 1),
               "look up element of " + place(family) + " " + set, [&](const nlmsghdr* header) {
                 if (header == nullptr) return true;
                 const auto elements = wire::parse_elements(header);

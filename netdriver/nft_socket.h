@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "netdriver/error.h"
+#include "netdriver/netlink_socket.h"
 #include "netdriver/nft.h"
 
 namespace agentgate::netdriver::nft {
@@ -78,16 +79,15 @@ class NftSocket {
                                               const Bytes& key);
 
  private:
-  explicit NftSocket(int fd) : fd_(fd) {}
+  explicit NftSocket(NetlinkSocket socket);
   Status send(const Batch& batch, bool end, const std::string& operation);
   template <class Parse>
-  Status request(Bytes message, bool dump, const std::string& operation, const Parse& parse);
+  Status request(Bytes message, const std::string& operation, const Parse& parse);
   Result<std::map<std::string, Chain>> read_chains(Family family);
   Status read_rules(Family family, const std::string* chain, std::map<std::string, Chain>& chains);
   Status read_elements(Family family, const std::string& name, Set& set);
 
-  int fd_;
-  std::uint32_t sequence_ = 0;
+  NetlinkSocket socket_;
 };
 
 }  // namespace agentgate::netdriver::nft

@@ -77,15 +77,22 @@ struct Release {
   bool operator==(const Release&) const = default;
 };
 
+// A policy as ports are released to it: what the kernel was told, not what its file says now.
+struct PolicyRecord {
+  netdriver::PolicySpec spec;  // normalised
+  std::string revision;        // of the file it was compiled from (policy::Policy::revision)
+  bool operator==(const PolicyRecord&) const = default;
+};
+
 struct EndpointRecord {
   EndpointId id;
   NetworkId network;
   std::optional<Ipv4Address> address4;
   std::optional<Ipv6Address> address6;
   MacAddress mac;
-  std::string policy;       // agentgate.policy of the endpoint; empty: the network's
-  std::string sandbox_key;  // path of the sandbox's namespace, from Join; empty before it
-  bool prepared = false;    // FDB entry and neighbours are in place (pipeline step 9)
+  std::string policy;              // agentgate.policy of the endpoint; empty: the network's
+  std::string sandbox_key;         // path of the sandbox's namespace, from Join; empty before it
+  bool prepared = false;           // FDB entry and neighbours are in place (pipeline step 9)
   std::optional<Release> release;  // nothing while the port is closed
 
   [[nodiscard]] netdriver::PortSpec spec(const NetworkRecord& network) const;

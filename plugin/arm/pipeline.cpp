@@ -532,7 +532,8 @@ struct Pipeline::Run {
     record.process = process;
     record.policy = policy.name;
     record.released_at = utc_now();
-    if (const Status released = impl.ports.release(endpoint_id, record, spec); !released) {
+    if (const Status released = impl.ports.release(endpoint_id, record, {spec, policy.revision});
+        !released) {
       return tl::unexpected(released.error());
     }
     return "same process, paused; released in one batch";
@@ -610,11 +611,17 @@ struct Pipeline::Run {
           failed = true;
         }
       }
-      const bool close_again = step.outcome == StepOutcome::failed && step.number >= 11;
+      const bool close_again = step.outcome == StepOutcome::failed && step.number >= 9;
       report.steps.push_back(std::move(step));
       if (close_again) undo(released);
     }
-    if (!failed) report.outcome = Outcome::released;
+    if (!failed) {
+      report.outcome = Outcome::released;
+      // Helps the container to its first packet; without it it finds the gateway by itself, later.
+      if (const Status announced = impl.ports.announce(endpoint_id); !announced) {
+        report.notes.push_back("the gateway was not announced: " + announced.error().to_string());
+      }
+    }
     if (failed && !released) close_earlier_release();
   }
 
@@ -643,15 +650,16 @@ struct Pipeline::Run {
     spdlog::error("arm {}: {}", request.container, report.reason);
   }
 
-  // Also when the batch of step 11 itself failed: its outcome may be unknown (ENOBUFS).
+  // Also when the batch of step 11 itself failed: its outcome may be unknown (ENOBUFS). What step 9
+  // put in place goes as well, since a closed port's FDB entry would weaken layer 2.
   void undo(bool released) {
     report.outcome = released ? Outcome::undone : Outcome::refused;
-    Status closed = impl.ports.close(endpoint_id);
-    if (closed) return;
-    if (closed.error().code == ENOENT) return;  // the endpoint is gone, and its port with it
-    closed = impl.ports.close(endpoint_id);
-    if (closed) return;
-    not_closed(closed.error());
+    Status clean = impl.ports.clean(endpoint_id);
+    if (clean) return;
+    if (clean.error().code == ENOENT) return;  // the endpoint is gone, and its port with it
+    clean = impl.ports.clean(endpoint_id);
+    if (clean) return;
+    not_closed(clean.error());
   }
 };
 
@@ -845,10 +853,16 @@ Report Pipeline::check(const std::string& container) {
   if (release) {
     const auto loaded = policy::load(impl_->options.policy_directory, release->policy);
     const auto resolution = impl_->ports.resolution(release->policy);
+    const auto revision = snapshot.revisions.find(release->policy);
+    if (revision != snapshot.revisions.end()) report.policy_revision = revision->second;
     if (!loaded) {
       report.notes.push_back("policy file: " + loaded.error().to_string());
     } else {
-      report.policy_revision = loaded->revision;
+      if (loaded->revision != report.policy_revision) {
+        report.notes.push_back("the file of policy " + release->policy + " is revision " +
+                               loaded->revision +
+                               " now; to put it into force run: agentgate refresh");
+      }
       if (resolution &&
           policy::needs_refresh(*loaded, *resolution, std::chrono::system_clock::now())) {
         report.notes.push_back("names of policy " + release->policy +
@@ -920,7 +934,9 @@ Status Pipeline::Impl::refresh(const std::string& name, Refreshed& out) {
   const policy::Resolution merged =
       policy::merge(*loaded, *known, fresh, std::chrono::system_clock::now());
   const policy::Compiled compiled = policy::compile(*loaded, merged, *host);
-  if (Status updated = ports.update_policy(compiled.spec); !updated) return updated;
+  if (Status updated = ports.update_policy({compiled.spec, loaded->revision}); !updated) {
+    return updated;
+  }
   if (Status saved = ports.save_resolution(name, merged); !saved) return saved;
   compare(*known, fresh, merged, out);
   std::vector<std::string> problems = compiled.unresolved;
@@ -964,14 +980,6 @@ host::Snapshot Pipeline::status() { return impl_->ports.snapshot(); }
 
 std::vector<Finding> Pipeline::doctor() {
   return examine(impl_->options, impl_->ports, impl_->engine);
-}
-
-std::optional<netdriver::PolicySpec> compile_from_disk(
-    const std::filesystem::path& policy_directory, const std::string& name,
-    const policy::Resolution& resolution, const std::vector<IpAddress>& host) {
-  const auto loaded = policy::load(policy_directory, name);
-  if (!loaded) return std::nullopt;
-  return policy::compile(*loaded, resolution, host).spec;
 }
 
 }  // namespace agentgate::arm

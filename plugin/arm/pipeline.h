@@ -50,9 +50,4 @@ class Pipeline : public Service {
   std::unique_ptr<Impl> impl_;
 };
 
-// For host::Options::compile_policy: a policy file and a resolution to kernel terms.
-[[nodiscard]] std::optional<netdriver::PolicySpec> compile_from_disk(
-    const std::filesystem::path& policy_directory, const std::string& policy,
-    const policy::Resolution& resolution, const std::vector<IpAddress>& host);
-
 }  // namespace agentgate::arm

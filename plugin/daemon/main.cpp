@@ -142,11 +142,6 @@ int run(const DaemonOptions& options) {
   host::Options host_options;
   host_options.state_directory = options.state_directory;
   host_options.orphan_age = std::chrono::seconds(options.orphan_age);
-  host_options.compile_policy = [directory = options.policy_directory](
-                                    const std::string& policy, const policy::Resolution& resolution,
-                                    const std::vector<IpAddress>& addresses) {
-    return arm::compile_from_disk(directory, policy, resolution, addresses);
-  };
   const auto host = host::Host::start(std::move(host_options));
 
   driver::Driver driver(*host, [&](const NetworkId& id) { return network_of(*host, id); });

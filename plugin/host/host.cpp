@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <functional>
 #include <deque>
+#include <functional>
 #include <future>
 #include <map>
 #include <mutex>
@@ -48,7 +48,7 @@ struct Host::Impl {
   std::thread firewall_thread;
   std::condition_variable firewall_wake;
   bool firewall_wanted = true;
-  FirewallState firewall;     // guarded by mutex
+  FirewallState firewall;  // guarded by mutex
   bool firewall_done = false;
 
   // -- only the owner thread touches these -------------------------------------------------------
@@ -58,7 +58,7 @@ struct Host::Impl {
   std::map<EndpointId, EndpointRecord> endpoints;
   std::map<EndpointId, Clock::time_point> unjoined;   // since when
   std::map<EndpointId, Clock::time_point> abandoned;  // since when its sandbox is not there
-  std::map<std::string, netdriver::PolicySpec> policies;  // as last compiled
+  std::map<std::string, PolicyRecord> policies;       // that ports are released to
   std::map<std::string, policy::Resolution> resolutions;
   std::vector<std::string> incidents;
   bool ready = false;
@@ -159,6 +159,7 @@ struct Host::Impl {
     if (!gated) return tl::unexpected(gated.error());
     gate = std::move(*gated);
     networks = std::move(contents->networks);
+    policies = std::move(contents->released);
     for (auto& [policy, json] : contents->resolutions) {
       auto resolution = policy::resolution_from_json(json);
       if (resolution) {
@@ -199,13 +200,9 @@ struct Host::Impl {
       spec.networks[one.bridge] = one;
     }
     for (auto& [id, endpoint] : endpoints) {
-      if (endpoint.release && policies.count(endpoint.release->policy) == 0) {
-        const auto compiled = recompile(endpoint.release->policy);
-        if (compiled) policies[endpoint.release->policy] = *compiled;
-      }
       auto one = port_spec(endpoint);
       if (one.policy && policies.count(*one.policy) != 0) {
-        spec.policies[*one.policy] = policies[*one.policy];
+        spec.policies[*one.policy] = policies[*one.policy].spec;
       }
       spec.ports[one.name] = one;
     }
@@ -239,15 +236,6 @@ struct Host::Impl {
   static netdriver::PortSpec closed(netdriver::PortSpec port) {
     port.policy.reset();
     return port;
-  }
-
-  // A release outlives the daemon with the policy as it was: recompiled from its file and the
-  // resolution on disk, and compared with the kernel by restore().
-  std::optional<netdriver::PolicySpec> recompile(const std::string& name) {
-    if (!options.compile_policy) return std::nullopt;
-    auto host = gate->host_addresses();
-    if (!host) return std::nullopt;
-    return options.compile_policy(name, resolutions[name], *host);
   }
 
   Status fill_host_addresses(netdriver::GateSpec& spec) {
@@ -391,12 +379,14 @@ struct Host::Impl {
     // another, the old endpoint is one that it forgot.
     std::vector<EndpointId> forgotten;
     for (const auto& [id, other] : endpoints) {
-      if (id != endpoint.id && !has_sandbox(other) &&
-          (same(other.address4, endpoint.address4) || same(other.address6, endpoint.address6))) {
+      if (id != endpoint.id &&
+          (same(other.address4, endpoint.address4) || same(other.address6, endpoint.address6)) &&
+          !has_sandbox(other)) {
         forgotten.push_back(id);
       }
     }
-    for (const EndpointId& id : forgotten) collect(id, "has no sandbox, and its address is given anew");
+    for (const EndpointId& id : forgotten)
+      collect(id, "has no sandbox, and its address is given anew");
     for (const auto& [id, other] : endpoints) {
       if (id == endpoint.id) {
         if (other.network == endpoint.network && other.address4 == endpoint.address4 &&
@@ -447,7 +437,8 @@ struct Host::Impl {
   Result<Port> join(const EndpointId& id, const std::string& key) {
     const auto found = endpoints.find(id);
     if (found == endpoints.end()) {
-      return fail("join " + id.str(), "the endpoint is not known; start the container again", ENOENT);
+      return fail("join " + id.str(), "the endpoint is not known; start the container again",
+                  ENOENT);
     }
     EndpointRecord changed = found->second;
     changed.sandbox_key = key;
@@ -481,6 +472,9 @@ struct Host::Impl {
       if (const Status gone = gate->delete_policy(at->first); !gone) {
         incident(gone.error().to_string());
       }
+      if (const Status gone = store->remove_released(at->first); !gone) {
+        incident(gone.error().to_string());
+      }
       at = policies.erase(at);
     }
   }
@@ -505,26 +499,47 @@ struct Host::Impl {
     return {};
   }
 
-  Status release(EndpointRecord& endpoint, const Release& release,
-                 const netdriver::PolicySpec& policy) {
+  Status release(EndpointRecord& endpoint, const Release& release, const PolicyRecord& policy) {
     const std::string operation = "release endpoint " + endpoint.id.str();
     if (!endpoint.prepared) return fail(operation, "its controls are not in place", EINVAL);
-    if (release.policy != policy.name) {
+    if (release.policy != policy.spec.name) {
       return fail(operation, "release and policy do not belong together", EINVAL);
     }
     EndpointRecord changed = endpoint;
     changed.release = release;
+    if (Status saved = store->save(policy); !saved) return saved;
     if (Status saved = store->save(changed); !saved) return saved;
     failpoint("host.release.saved");
-    Status released = gate->release_port(port_spec(changed), policy);
+    Status released = gate->release_port(port_spec(changed), policy.spec);
     failpoint("host.release.released");
     if (!released) {
-      // The file is put back first; the batch was refused, so the port is as it was: closed.
+      // The files are put back; the batch was refused, so the port is as it was: closed.
       if (const Status saved = store->save(endpoint); !saved) incident(saved.error().to_string());
+      restore_policy_file(policy.spec.name);
       return released;
     }
     endpoint = changed;
-    policies[policy.name] = policy;
+    policies[policy.spec.name] = policy;
+    return {};
+  }
+
+  // What is on disk of a policy shall be what the kernel has of it.
+  void restore_policy_file(const std::string& name) {
+    const auto known = policies.find(name);
+    const Status done =
+        known == policies.end() ? store->remove_released(name) : store->save(known->second);
+    if (!done) incident(done.error().to_string());
+  }
+
+  Status update_policy(const PolicyRecord& policy) {
+    const auto known = policies.find(policy.spec.name);
+    if (known == policies.end() || known->second == policy) return {};
+    if (Status saved = store->save(policy); !saved) return saved;
+    if (Status updated = gate->update_policy(policy.spec); !updated) {
+      restore_policy_file(policy.spec.name);
+      return updated;
+    }
+    known->second = policy;
     return {};
   }
 
@@ -575,9 +590,8 @@ Status Host::delete_network(const NetworkId& id) {
 }
 
 Status Host::create_endpoint(const EndpointRecord& endpoint) {
-  return impl_->when_ready<Status>("create endpoint", [&, record = endpoint] {
-    return impl_->create_endpoint(record);
-  });
+  return impl_->when_ready<Status>(
+      "create endpoint", [&, record = endpoint] { return impl_->create_endpoint(record); });
 }
 
 Status Host::delete_endpoint(const EndpointId& id) {
@@ -642,8 +656,13 @@ Status Host::prepare(const EndpointId& id) {
                                       [&](EndpointRecord& e) { return impl_->prepare(e); });
 }
 
-Status Host::release(const EndpointId& id, const Release& release,
-                     const netdriver::PolicySpec& policy) {
+Status Host::announce(const EndpointId& id) {
+  return impl_->with_endpoint<Status>("announce", id, [&](EndpointRecord& e) {
+    return impl_->gate->announce(impl_->port_spec(e));
+  });
+}
+
+Status Host::release(const EndpointId& id, const Release& release, const PolicyRecord& policy) {
   return impl_->with_endpoint<Status>(
       "release", id, [&](EndpointRecord& e) { return impl_->release(e, release, policy); });
 }
@@ -657,7 +676,7 @@ Result<netdriver::PortReport> Host::inspect(const EndpointId& id) {
       if (known == impl_->policies.end()) {
         return fail("inspect", "the policy of the release is not known", ENOENT);
       }
-      policy = &known->second;
+      policy = &known->second.spec;
     }
     return impl_->gate->inspect_port(impl_->networks.at(endpoint.network).spec(),
                                      impl_->port_spec(endpoint), policy);
@@ -706,13 +725,8 @@ Result<std::vector<IpAddress>> Host::host_addresses() {
   return impl_->when_ready<Out>("host addresses", [&] { return impl_->gate->host_addresses(); });
 }
 
-Status Host::update_policy(const netdriver::PolicySpec& policy) {
-  return impl_->when_ready<Status>("update policy", [&]() -> Status {
-    if (impl_->policies.count(policy.name) == 0) return {};
-    Status updated = impl_->gate->update_policy(policy);
-    if (updated) impl_->policies[policy.name] = policy;
-    return updated;
-  });
+Status Host::update_policy(const PolicyRecord& policy) {
+  return impl_->when_ready<Status>("update policy", [&] { return impl_->update_policy(policy); });
 }
 
 Result<policy::Resolution> Host::resolution(const std::string& policy) {
@@ -734,6 +748,7 @@ Snapshot Host::snapshot() {
     Snapshot out;
     for (const auto& [id, network] : impl_->networks) out.networks.push_back(network);
     for (const auto& [id, endpoint] : impl_->endpoints) out.endpoints.push_back(endpoint);
+    for (const auto& [name, policy] : impl_->policies) out.revisions[name] = policy.revision;
     if (impl_->gate) out.features = impl_->gate->features();
     out.ready = impl_->ready;
     out.failure = impl_->failure;

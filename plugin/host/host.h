@@ -14,7 +14,7 @@
 
 #include <chrono>
 #include <filesystem>
-#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,12 +31,6 @@ struct Options {
   std::chrono::milliseconds patience{20000};
   std::chrono::seconds orphan_age{60};  // an endpoint that nobody joined is collected after this
   bool manage_firewall = true;          // keep our pair of rules in DOCKER-USER (firewall.h)
-  // What a policy compiles to from its file and the resolution on disk; asked at start for the
-  // policies of released ports. Nothing: the policy is not what it was, the port is closed.
-  std::function<std::optional<netdriver::PolicySpec>(const std::string& policy,
-                                                     const policy::Resolution& resolution,
-                                                     const std::vector<IpAddress>& host)>
-      compile_policy;
 };
 
 // One endpoint with all that hangs together with it.
@@ -48,10 +42,11 @@ struct Port {
 struct Snapshot {  // of the whole host, for `status` and `health`
   std::vector<NetworkRecord> networks;
   std::vector<EndpointRecord> endpoints;
+  std::map<std::string, std::string> revisions;  // of the policies that ports are released to
   netdriver::KernelFeatures features;
-  bool ready = false;                   // the start's restore is done and succeeded
-  std::string failure;                  // why it is not
-  std::vector<std::string> incidents;   // what start and repair found, newest last, bounded
+  bool ready = false;                  // the start's restore is done and succeeded
+  std::string failure;                 // why it is not
+  std::vector<std::string> incidents;  // what start and repair found, newest last, bounded
 };
 
 // What the driver needs of the host.
@@ -87,9 +82,11 @@ class Ports {
   virtual Status clean(const EndpointId& id) = 0;
   // Step 9.
   virtual Status prepare(const EndpointId& id) = 0;
+  // After a release: tells the container where its gateway is (Gate::announce).
+  virtual Status announce(const EndpointId& id) = 0;
   // Step 11. EINVAL unless prepared. The release is on disk before the kernel has it.
   virtual Status release(const EndpointId& id, const Release& release,
-                         const netdriver::PolicySpec& policy) = 0;
+                         const PolicyRecord& policy) = 0;
   // The kernel's view of one port, compared with what is meant.
   virtual Result<netdriver::PortReport> inspect(const EndpointId& id) = 0;
   // Bridge, addresses, the constant part of the tables, and the engine's own firewall
@@ -101,8 +98,9 @@ class Ports {
                                                          int netns_fd) = 0;
   virtual Result<std::vector<IpAddress>> host_addresses() = 0;
 
-  // One batch for all ports released to it; a policy that no port uses is only remembered.
-  virtual Status update_policy(const netdriver::PolicySpec& policy) = 0;
+  // One batch for all ports released to it; for a policy that no port uses nothing happens. On
+  // disk before the kernel has it.
+  virtual Status update_policy(const PolicyRecord& policy) = 0;
   virtual Result<policy::Resolution> resolution(const std::string& policy) = 0;
   virtual Status save_resolution(const std::string& policy,
                                  const policy::Resolution& resolution) = 0;
@@ -130,8 +128,8 @@ class Host : public Endpoints, public Ports {
   Status close(const EndpointId& id) override;
   Status clean(const EndpointId& id) override;
   Status prepare(const EndpointId& id) override;
-  Status release(const EndpointId& id, const Release& release,
-                 const netdriver::PolicySpec& policy) override;
+  Status announce(const EndpointId& id) override;
+  Status release(const EndpointId& id, const Release& release, const PolicyRecord& policy) override;
   Result<netdriver::PortReport> inspect(const EndpointId& id) override;
   Result<std::vector<netdriver::Difference>> inspect_network(const NetworkId& id) override;
   Result<std::vector<netdriver::SandboxLink>> sandbox_links(int netns_fd) override;
@@ -139,7 +137,7 @@ class Host : public Endpoints, public Ports {
                                                  const netdriver::SandboxLink& link,
                                                  int netns_fd) override;
   Result<std::vector<IpAddress>> host_addresses() override;
-  Status update_policy(const netdriver::PolicySpec& policy) override;
+  Status update_policy(const PolicyRecord& policy) override;
   Result<policy::Resolution> resolution(const std::string& policy) override;
   Status save_resolution(const std::string& policy, const policy::Resolution& resolution) override;
   Snapshot snapshot() override;

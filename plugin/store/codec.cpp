@@ -66,6 +66,19 @@ class Fields {
     }
     return *parsed;
   }
+  std::vector<std::string> texts(const char* key) {
+    const json* value = take(key, &json::is_array);
+    std::vector<std::string> out;
+    if (value == nullptr) return out;
+    for (const json& entry : *value) {
+      if (!entry.is_string()) {
+        problem(std::string("\"") + key + "\" has an entry that is not a string");
+        return {};
+      }
+      out.push_back(entry.get<std::string>());
+    }
+    return out;
+  }
   std::optional<json> object(const char* key) {
     used_.push_back(key);
     if (bad() || !object_.contains(key) || object_[key].is_null()) return std::nullopt;
@@ -108,6 +121,67 @@ class Fields {
 template <class T>
 json optional_text(const std::optional<T>& value) {
   return value ? json(value->to_string()) : json();
+}
+
+template <class Address>
+std::string range_text(const AddressRange<Address>& range) {
+  return range.first.to_string() + "-" + range.last.to_string();
+}
+
+template <class Address>
+std::string entry_text(const netdriver::AllowEntry<Address>& entry) {
+  return range_text(entry.addresses) + " " + Service{entry.protocol, entry.ports}.to_string();
+}
+
+template <class Address>
+std::optional<AddressRange<Address>> parse_range(const std::string& text) {
+  const std::size_t dash = text.find('-');
+  if (dash == std::string::npos) return std::nullopt;
+  const auto first = Address::parse(text.substr(0, dash));
+  const auto last = Address::parse(text.substr(dash + 1));
+  if (!first || !last || *last < *first) return std::nullopt;
+  return AddressRange<Address>{*first, *last};
+}
+
+template <class Address>
+std::optional<netdriver::AllowEntry<Address>> parse_entry(const std::string& text) {
+  const std::size_t space = text.find(' ');
+  if (space == std::string::npos) return std::nullopt;
+  const auto range = parse_range<Address>(text.substr(0, space));
+  const auto service = Service::parse(text.substr(space + 1));
+  if (!range || !service) return std::nullopt;
+  return netdriver::AllowEntry<Address>{*range, service->protocol, service->ports};
+}
+
+template <class Address>
+json encode_family(const netdriver::PolicyFamily<Address>& family) {
+  json out = {{"deny", json::array()}, {"private", json::array()}, {"allow", json::array()}};
+  for (const auto& range : family.deny) out["deny"].push_back(range_text(range));
+  for (const auto& entry : family.private_entries) out["private"].push_back(entry_text(entry));
+  for (const auto& entry : family.allow) out["allow"].push_back(entry_text(entry));
+  return out;
+}
+
+template <class Address>
+void decode_family(Fields& outer, const char* key, netdriver::PolicyFamily<Address>& out) {
+  const auto object = outer.object(key);
+  if (!object) return outer.problem(std::string("\"") + key + "\" is missing");
+  Fields fields(*object, key);
+  for (const std::string& text : fields.texts("deny")) {
+    const auto range = parse_range<Address>(text);
+    if (!range) return outer.problem("\"" + text + "\" is no range of addresses");
+    out.deny.push_back(*range);
+  }
+  const auto entries = [&](const char* list, std::vector<netdriver::AllowEntry<Address>>& into) {
+    for (const std::string& text : fields.texts(list)) {
+      const auto entry = parse_entry<Address>(text);
+      if (!entry) return outer.problem("\"" + text + "\" is no range of addresses and a service");
+      into.push_back(*entry);
+    }
+  };
+  entries("private", out.private_entries);
+  entries("allow", out.allow);
+  if (const Status status = fields.finish(); !status) outer.problem(status.error().to_string());
 }
 
 }  // namespace
@@ -194,6 +268,32 @@ Result<EndpointRecord> decode_endpoint(std::string_view text) {
     out.release = std::move(release);
   }
   if (Status status = fields.finish(); !status) return tl::unexpected(status.error());
+  return out;
+}
+
+std::string encode(const PolicyRecord& policy) {
+  return json({{"version", 1},
+               {"name", policy.spec.name},
+               {"revision", policy.revision},
+               {"reject", policy.spec.reject},
+               {"v4", encode_family(policy.spec.v4)},
+               {"v6", encode_family(policy.spec.v6)}})
+      .dump(1, ' ', false, json::error_handler_t::replace);
+}
+
+Result<PolicyRecord> decode_policy(std::string_view text) {
+  Fields fields(text, "released policy file");
+  PolicyRecord out;
+  out.spec.name = fields.text("name");
+  if (!fields.bad() && !check_policy_name(out.spec.name)) fields.problem("\"name\" is not a name");
+  out.revision = fields.text("revision");
+  out.spec.reject = fields.flag("reject");
+  decode_family(fields, "v4", out.spec.v4);
+  decode_family(fields, "v6", out.spec.v6);
+  if (Status status = fields.finish(); !status) return tl::unexpected(status.error());
+  if (netdriver::normalise(out.spec) != out.spec) {
+    return fail("released policy file", "its entries are not in canonical form", EBADMSG);
+  }
   return out;
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kFolders[] = {"networks", "endpoints", "policies", "damaged"};
+constexpr const char* kFolders[] = {"networks", "endpoints", "policies", "released", "damaged"};
 constexpr std::size_t kMaxFile = 16 << 20;
 
 class Fd {
@@ -243,6 +243,15 @@ Result<Contents> Store::load() {
     return Status();
   });
   if (!status) return tl::unexpected(status.error());
+  status = impl_->each("released", out, [&](const std::string& stem, const std::string& text) {
+    auto record = decode_policy(text);
+    if (!record) return Status(tl::unexpected(record.error()));
+    if (record->spec.name != stem)
+      return Status(fail("released policy file", "its name is not its policy's", EBADMSG));
+    out.released[stem] = std::move(*record);
+    return Status();
+  });
+  if (!status) return tl::unexpected(status.error());
   return out;
 }
 
@@ -252,6 +261,10 @@ Status Store::save(const NetworkRecord& network) {
 Status Store::save(const EndpointRecord& endpoint) {
   return write_file(impl_->file("endpoints", endpoint.id.str()), encode(endpoint),
                     Outlives::daemon);
+}
+Status Store::save(const PolicyRecord& policy) {
+  if (Status good = check_policy_name(policy.spec.name); !good) return good;
+  return write_file(impl_->file("released", policy.spec.name), encode(policy), Outlives::daemon);
 }
 Status Store::save_resolution(const std::string& policy, const std::string& json) {
   if (Status good = check_policy_name(policy); !good) return good;
@@ -266,6 +279,11 @@ Status Store::remove(const EndpointId& id) {
 Status Store::remove_resolution(const std::string& policy) {
   if (Status good = check_policy_name(policy); !good) return good;
   return remove_file(impl_->file("policies", policy), Outlives::machine);
+}
+
+Status Store::remove_released(const std::string& policy) {
+  if (Status good = check_policy_name(policy); !good) return good;
+  return remove_file(impl_->file("released", policy), Outlives::daemon);
 }
 
 }  // namespace agentgate::store

@@ -18,5 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto again = decode_endpoint(encode(*endpoint));
     if (!again || *again != *endpoint) std::abort();
   }
+  if (const auto policy = decode_policy(text)) {
+    const auto again = decode_policy(encode(*policy));
+    if (!again || *again != *policy) std::abort();
+  }
   return 0;
 }

@@ -43,7 +43,8 @@ PolicySpec policy() {
   out.name = "web";
   const auto a = Ipv4Address::parse("192.0.2.80").value();
   out.v4.allow.push_back({{a, a}, Protocol::tcp, {443, 443}});
-  out.v4.allow.push_back({Ipv4Prefix::parse("198.51.100.0/24").value().range(), Protocol::tcp, {443, 443}});
+  out.v4.allow.push_back(
+      {Ipv4Prefix::parse("198.51.100.0/24").value().range(), Protocol::tcp, {443, 443}});
   const auto b = Ipv6Address::parse("2001:db8::80").value();
   out.v6.allow.push_back({{b, b}, Protocol::tcp, {443, 443}});
   out.v4.deny.push_back(Ipv4Prefix::parse("198.51.100.128/25").value().range());
@@ -151,10 +152,12 @@ TEST_F(GateTest, ReleaseIsReadBack) {
   ok(gate->close_port(p));
   PortSpec closed_port = p;
   closed_port.policy.reset();
-  EXPECT_EQ(inspect(closed_port).state, PortState::closed) << text(inspect(closed_port).differences);
+  EXPECT_EQ(inspect(closed_port).state, PortState::closed)
+      << text(inspect(closed_port).differences);
   EXPECT_EQ(inspect(p, &pol).state, PortState::closed);
   ok(gate->delete_policy("web"));
-  EXPECT_EQ(host->must({"nft", "list", "table", "inet", "agentgate"}).find("web"), std::string::npos);
+  EXPECT_EQ(host->must({"nft", "list", "table", "inet", "agentgate"}).find("web"),
+            std::string::npos);
 }
 
 TEST_F(GateTest, TamperingIsNamed) {
@@ -179,11 +182,13 @@ TEST_F(GateTest, UpdateChangesOnlyTheDifference) {
   PolicySpec changed = policy();
   const auto c = Ipv4Address::parse("203.0.113.9").value();
   changed.v4.allow.push_back({{c, c}, Protocol::udp, {443, 443}});
-  changed.v4.allow[0] = {Ipv4Prefix::parse("198.51.100.0/23").value().range(), Protocol::tcp, {443, 443}};
+  changed.v4.allow[0] = {
+      Ipv4Prefix::parse("198.51.100.0/23").value().range(), Protocol::tcp, {443, 443}};
   changed.reject = false;
   changed = normalise(changed);
   ok(gate->update_policy(changed));
-  EXPECT_EQ(inspect(p, &changed).state, PortState::released) << text(inspect(p, &changed).differences);
+  EXPECT_EQ(inspect(p, &changed).state, PortState::released)
+      << text(inspect(p, &changed).differences);
 }
 
 TEST_F(GateTest, RestoreKeepsWhatIsRightAndClosesWhatIsNot) {
@@ -236,6 +241,35 @@ TEST_F(GateTest, ASecondOwnerIsRefused) {
     ASSERT_FALSE(second);
     EXPECT_EQ(second.error().code, EPERM) << second.error().to_string();
   });
+}
+
+// What a container sent while it was closed leaves its look-up of the gateway failing.
+TEST_F(GateTest, TheGatewayIsAnnounced) {
+  PortSpec p = port();
+  ok(gate->create_network(network()));
+  ok(gate->create_port(p));
+  NetNamespace sandbox;
+  host->must({"ip", "link", "set", p.peer.str(), "netns", sandbox.path(), "name", "eth0"});
+  sandbox.sh(
+      "ip addr add 172.30.0.11/24 dev eth0; ip addr add 2001:db8:30::11/64 dev eth0 nodad;"
+      "ip link set eth0 up");
+  sandbox.must({"bash", "-c", "echo > /dev/udp/172.30.0.1/9; echo > /dev/udp/2001:db8:30::1/9"});
+  const auto known = [&](const char* address) {
+    const auto entries = sandbox.json({"ip", "-j", "neigh", "show", "to", address, "dev", "eth0"});
+    return entries.empty() ? std::string("no entry") : entries[0].value("lladdr", "no MAC");
+  };
+  ASSERT_EQ(known("172.30.0.1"), "no MAC");
+  ASSERT_EQ(known("2001:db8:30::1"), "no MAC");
+  ok(gate->announce(p));  // closed: nothing passes
+  EXPECT_EQ(known("172.30.0.1"), "no MAC");
+  EXPECT_EQ(known("2001:db8:30::1"), "no MAC");
+  p.prepared = true;
+  ok(gate->prepare_port(p));
+  p.policy = "web";
+  ok(gate->release_port(p, policy()));
+  ok(gate->announce(p));
+  EXPECT_EQ(known("172.30.0.1"), "02:00:00:00:00:01");
+  EXPECT_EQ(known("2001:db8:30::1"), "02:00:00:00:00:01");
 }
 
 TEST_F(GateTest, SandboxLinkIsTiedToItsPort) {

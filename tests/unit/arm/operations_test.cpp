@@ -561,13 +561,5 @@ TEST_F(DoctorTest, StatusIsTheHosts) {
   EXPECT_EQ(pipeline().status().endpoints.size(), 1U);
 }
 
-TEST_F(DoctorTest, CompileFromDisk) {
-  const auto spec = compile_from_disk(options.policy_directory, "default",
-                                      ports.resolutions["default"], ports.addresses);
-  ASSERT_TRUE(spec);
-  EXPECT_EQ(spec->name, "default");
-  EXPECT_FALSE(compile_from_disk(options.policy_directory, "nothing", {}, {}));
-}
-
 }  // namespace
 }  // namespace agentgate::arm

@@ -404,13 +404,30 @@ TEST_F(PipelineTest, Step10ResolverFileChanged) {
   refused(arm(), 10, "resolver file does not read back");
 }
 
+// An FDB entry would weaken layer 2 of a port that stays closed.
+TEST_F(PipelineTest, WhatStep9DidIsUndoneWhenALaterStepFails) {
+  ports.reports["inspect 2"] = PortReport{PortState::inconsistent, {{"FDB entry", "static", ""}}};
+  refused(arm(), 10, "FDB entry");
+  EXPECT_FALSE(endpoint().prepared);
+}
+
+TEST_F(PipelineTest, TheGatewayIsAnnouncedOnceItIsReleased) {
+  EXPECT_EQ(arm().outcome, Outcome::released);
+  EXPECT_EQ(ports.calls.back(), "announce");
+  ports.errors["announce"] = kError;
+  const Report report = arm();
+  EXPECT_EQ(report.outcome, Outcome::released);
+  ASSERT_FALSE(report.notes.empty());
+  EXPECT_NE(report.notes.back().find("not announced"), std::string::npos);
+}
+
 TEST_F(PipelineTest, Step11ReleaseFails) {
   ports.errors["release"] = kError;
   const Report report = arm();
   EXPECT_EQ(report.outcome, Outcome::refused);
   stopped_at(report, 11);
   // Whether the kernel took the batch may be unknown: it is closed again in any case.
-  EXPECT_EQ(ports.calls.back(), "close");
+  EXPECT_EQ(ports.calls.back(), "clean");
   EXPECT_FALSE(ports.open(endpoint_id()));
 }
 
@@ -529,14 +546,14 @@ TEST_F(PipelineTest, EndpointIsGoneAfterTheRelease) {
 
 TEST_F(PipelineTest, ClosingAgainFailsOnce) {
   ports.reports["inspect 3"] = PortReport{PortState::inconsistent, {}};
-  ports.errors["close 2"] = kError;  // the first is step 8's
+  ports.errors["clean 2"] = kError;  // the first is step 6's
   undone(arm(), 12, "does not read back");
-  EXPECT_EQ(ports.count("close"), 3U);
+  EXPECT_EQ(ports.count("clean"), 3U);
 }
 
 TEST_F(PipelineTest, ClosingAgainFails) {
   ports.reports["inspect 3"] = PortReport{PortState::inconsistent, {}};
-  ports.errors["close 2"] = ports.errors["close 3"] = kError;
+  ports.errors["clean 2"] = ports.errors["clean 3"] = kError;
   const Report report = arm();
   EXPECT_EQ(report.outcome, Outcome::undone);
   EXPECT_NE(report.reason.find("COULD NOT BE READ BACK CLOSED"), std::string::npos);
@@ -544,7 +561,7 @@ TEST_F(PipelineTest, ClosingAgainFails) {
 }
 
 TEST_F(PipelineTest, ReleaseAndClosingFail) {
-  ports.errors["release"] = ports.errors["close 2"] = ports.errors["close 3"] = kError;
+  ports.errors["release"] = ports.errors["clean 2"] = ports.errors["clean 3"] = kError;
   const Report report = arm();
   EXPECT_EQ(report.outcome, Outcome::undone) << "it may be open: exit 1 would say that it is not";
   EXPECT_NE(report.reason.find("COULD NOT BE READ BACK CLOSED"), std::string::npos);

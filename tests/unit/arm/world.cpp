@@ -76,13 +76,19 @@ Status FakePorts::prepare(const EndpointId& id) {
   endpoints.at(id).prepared = true;
   return {};
 }
+Status FakePorts::announce(const EndpointId& id) {
+  if (auto error = enter("announce")) return tl::unexpected(*error);
+  EXPECT_TRUE(open(id)) << "announced before it is released";
+  return {};
+}
 Status FakePorts::release(const EndpointId& id, const Release& release,
-                          const netdriver::PolicySpec& policy) {
+                          const PolicyRecord& policy) {
   if (auto error = enter("release")) return tl::unexpected(*error);
   EXPECT_TRUE(endpoints.at(id).prepared);
-  EXPECT_EQ(release.policy, policy.name);
+  EXPECT_EQ(release.policy, policy.spec.name);
   endpoints.at(id).release = release;
-  opened[id] = policy;
+  opened[id] = policy.spec;
+  revisions[policy.spec.name] = policy.revision;
   return {};
 }
 Result<PortReport> FakePorts::inspect(const EndpointId& id) {
@@ -111,9 +117,10 @@ Result<std::vector<IpAddress>> FakePorts::host_addresses() {
   if (auto error = enter("host_addresses")) return tl::unexpected(*error);
   return addresses;
 }
-Status FakePorts::update_policy(const netdriver::PolicySpec& policy) {
+Status FakePorts::update_policy(const PolicyRecord& policy) {
   if (auto error = enter("update_policy")) return tl::unexpected(*error);
-  updates.push_back(policy);
+  updates.push_back(policy.spec);
+  revisions[policy.spec.name] = policy.revision;
   return {};
 }
 Result<policy::Resolution> FakePorts::resolution(const std::string& policy) {
@@ -127,6 +134,7 @@ Status FakePorts::save_resolution(const std::string& policy, const policy::Resol
 }
 host::Snapshot FakePorts::snapshot() {
   host::Snapshot out;
+  out.revisions = revisions;
   for (const auto& [id, network] : known_networks) out.networks.push_back(network);
   for (const auto& [id, one] : endpoints) out.endpoints.push_back(one);
   out.features = features;

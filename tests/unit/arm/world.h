@@ -47,8 +47,8 @@ class FakePorts : public host::Ports {
   Status close(const EndpointId& id) override;
   Status clean(const EndpointId& id) override;
   Status prepare(const EndpointId& id) override;
-  Status release(const EndpointId& id, const Release& release,
-                 const netdriver::PolicySpec& policy) override;
+  Status announce(const EndpointId& id) override;
+  Status release(const EndpointId& id, const Release& release, const PolicyRecord& policy) override;
   Result<netdriver::PortReport> inspect(const EndpointId& id) override;
   Result<std::vector<netdriver::Difference>> inspect_network(const NetworkId& id) override;
   Result<std::vector<netdriver::SandboxLink>> sandbox_links(int netns_fd) override;
@@ -56,7 +56,7 @@ class FakePorts : public host::Ports {
                                                  const netdriver::SandboxLink& link,
                                                  int netns_fd) override;
   Result<std::vector<IpAddress>> host_addresses() override;
-  Status update_policy(const netdriver::PolicySpec& policy) override;
+  Status update_policy(const PolicyRecord& policy) override;
   Result<policy::Resolution> resolution(const std::string& policy) override;
   Status save_resolution(const std::string& policy, const policy::Resolution& resolution) override;
   host::Snapshot snapshot() override;
@@ -68,6 +68,7 @@ class FakePorts : public host::Ports {
   std::map<NetworkId, NetworkRecord> known_networks;
   std::map<EndpointId, EndpointRecord> endpoints;
   std::map<EndpointId, netdriver::PolicySpec> opened;
+  std::map<std::string, std::string> revisions;
   std::vector<netdriver::SandboxLink> links;
   std::vector<IpAddress> addresses;
   std::map<std::string, policy::Resolution> resolutions;

@@ -107,6 +107,51 @@ TEST(StoreCodec, DecodeEncodeIsTheSame) {
   EXPECT_EQ(decode_endpoint(encode(endpoint)).value(), endpoint);
 }
 
+PolicyRecord policy_record() {
+  netdriver::PolicySpec spec;
+  spec.name = "web";
+  spec.reject = false;
+  const auto v4 = [](const char* a, const char* b) {
+    return Ipv4Range{Ipv4Address::parse(a).value(), Ipv4Address::parse(b).value()};
+  };
+  const auto one = Ipv6Address::parse("2001:db8::80").value();
+  spec.v4.deny = {v4("203.0.113.7", "203.0.113.9")};
+  spec.v4.private_entries = {{v4("10.0.0.5", "10.0.0.5"), Protocol::tcp, {5432, 5432}}};
+  spec.v4.allow = {{v4("192.0.2.0", "192.0.2.255"), Protocol::udp, {8000, 8100}}};
+  spec.v6.allow = {{{one, one}, Protocol::tcp, {443, 443}}};
+  return {netdriver::normalise(spec), "0123456789ab"};
+}
+
+TEST(StoreCodec, APolicyIsKeptExactly) {
+  EXPECT_EQ(decode_policy(encode(policy_record())).value(), policy_record());
+}
+
+TEST(StoreCodec, ADamagedPolicyIsRefused) {
+  const std::string text = encode(policy_record());
+  for (std::size_t length = 0; length < text.size(); ++length) {
+    ASSERT_FALSE(decode_policy(text.substr(0, length))) << length;
+  }
+  const auto with = [](const char* path, const json& value) {
+    json root = json::parse(encode(policy_record()));
+    root[json::json_pointer(path)] = value;
+    return root.dump();
+  };
+  EXPECT_TRUE(decode_policy(with("/v4/deny/0", "203.0.113.7-203.0.113.9")));
+  for (const char* bad :
+       {"", "203.0.113.7", "203.0.113.9-203.0.113.7", "2001:db8::1-2001:db8::2"}) {
+    EXPECT_FALSE(decode_policy(with("/v4/deny/0", bad))) << bad;
+  }
+  for (const char* bad : {"192.0.2.0-192.0.2.255", "192.0.2.0-192.0.2.255 tcp/0", "tcp/443"}) {
+    EXPECT_FALSE(decode_policy(with("/v4/allow/0", bad))) << bad;
+  }
+  EXPECT_FALSE(decode_policy(with("/v4/more", json::array())));
+  EXPECT_FALSE(decode_policy(with("/v6", json())));
+  EXPECT_FALSE(decode_policy(with("/v4/allow/0", 1)));
+  EXPECT_FALSE(decode_policy(with("/name", "../web")));
+  // Two entries that overlap: not what normalise() makes, so nothing of ours wrote it.
+  EXPECT_FALSE(decode_policy(with("/v4/deny/1", "203.0.113.8-203.0.113.20")));
+}
+
 TEST(StoreCodec, KeepsAnyName) {
   EndpointRecord endpoint = endpoint_record();
   endpoint.release->container_name = "a \"quoted\"\nname \xc3\xa4";
@@ -214,6 +259,7 @@ TEST_F(StoreTest, WhatIsSavedIsLoaded) {
     ASSERT_TRUE(store->save(network_record()));
     ASSERT_TRUE(store->save(endpoint_record()));
     ASSERT_TRUE(store->save_resolution("web", R"({"version":1,"names":{}})"));
+    ASSERT_TRUE(store->save(policy_record()));
   }
   const auto store = open();
   const auto contents = store->load();
@@ -221,6 +267,7 @@ TEST_F(StoreTest, WhatIsSavedIsLoaded) {
   EXPECT_EQ(contents->networks.at(network_record().id), network_record());
   EXPECT_EQ(contents->endpoints.at(endpoint_record().id), endpoint_record());
   EXPECT_EQ(contents->resolutions.at("web"), R"({"version":1,"names":{}})");
+  EXPECT_EQ(contents->released.at("web"), policy_record());
   EXPECT_TRUE(contents->damaged.empty());
 }
 
