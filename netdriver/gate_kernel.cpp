@@ -26,6 +26,7 @@ using ruleset::Placed;
 constexpr std::uint32_t kTableOwner = 0x2;
 constexpr std::uint32_t kTablePersist = 0x4;
 constexpr Family kFamilies[] = {Family::netdev, Family::bridge, Family::inet};
+constexpr int kRepairAttempts = 3;
 constexpr std::uint8_t kForwarding = 3;  // BR_STATE_FORWARDING
 constexpr std::uint8_t kAddrGenNone = 1;
 
@@ -105,7 +106,8 @@ struct Gate::Impl {
   std::vector<Ipv4Range> host4;
   std::vector<Ipv6Range> host6;
   Result<UniqueFd> announcer = fail("open packet socket", "not tried");
-  std::map<InterfaceName, NetworkSpec> networks;  // as created, for the sets that all share
+  std::map<InterfaceName, std::uint32_t> indexes;  // of bridges and ports, to know them again
+  std::map<InterfaceName, NetworkSpec> networks;   // as created, for the sets that all share
 
   // Elements of the port that are in the kernel now, under whatever policy.
   Result<std::vector<Placed>> present_elements(const PortSpec& port) {
@@ -186,17 +188,53 @@ struct Gate::Impl {
     }
   }
 
+  Status remove_foreign_addresses(const NetworkSpec& network, std::uint32_t index) {
+    auto addresses = rtnl->addresses();
+    if (!addresses) return tl::unexpected(addresses.error());
+    for (const LinkAddress& address : *addresses) {
+      if (address.link != index) continue;
+      const bool meant =
+          address.address.is_v4()
+              ? network.gateway4 && network.gateway4->address == address.address.v4() &&
+                    network.gateway4->length == address.length
+              : network.gateway6 && network.gateway6->address == address.address.v6() &&
+                    network.gateway6->length == address.length;
+      if (meant) continue;
+      if (Status gone = rtnl->delete_address(address); !gone) return gone;
+    }
+    return {};
+  }
+
   Status set_up_bridge(const NetworkSpec& network) {
     auto link = rtnl->link(network.bridge);
     if (!link && link.error().code != ENODEV) return tl::unexpected(link.error());
-    if (link && (link->kind != "bridge" || link->group != kLinkGroup || link->mac != network.mac)) {
+    const bool known = link && indexes.count(network.bridge) != 0 &&
+                       indexes.at(network.bridge) == link->index && link->kind == "bridge";
+    if (link && !known &&
+        (link->kind != "bridge" || link->group != kLinkGroup || link->mac != network.mac)) {
       return fail("create bridge " + network.bridge.str(),
                   "a link of that name exists and is not ours; remove it", EEXIST);
+    }
+    if (known && link->group != kLinkGroup) {
+      if (Status grouped = rtnl->set_group(network.bridge, kLinkGroup); !grouped) return grouped;
+    }
+    if (known && link->mac != network.mac) {
+      if (Status set = rtnl->set_mac(network.bridge, network.mac); !set) return set;
     }
     if (!link) {
       const Status made =
           rtnl->create_bridge({network.bridge, network.mac, network.mtu, kLinkGroup});
       if (!made) return made;
+      link = rtnl->link(network.bridge);
+      if (!link) return tl::unexpected(link.error());
+    }
+    indexes[network.bridge] = link->index;
+    if (known) {
+      if (Status set = rtnl->set_bridge_options(network.bridge); !set) return set;
+      if (link->vlan_filtering.value_or(false)) {
+        if (Status off = rtnl->no_vlan_filtering(network.bridge); !off) return off;
+      }
+      if (Status clean = remove_foreign_addresses(network, link->index); !clean) return clean;
     }
     const auto address = [&](const IpAddress& ip, std::uint8_t length) -> Status {
       Status added = rtnl->add_address(network.bridge, ip, length);
@@ -219,6 +257,7 @@ struct Gate::Impl {
   Status set_up_port(const PortSpec& port) {
     auto link = rtnl->link(port.name);
     if (!link) return tl::unexpected(link.error());
+    indexes[port.name] = link->index;
     auto bridge = rtnl->link(port.bridge);
     if (!bridge) return tl::unexpected(bridge.error());
     if (link->master != bridge->index) {
@@ -273,6 +312,111 @@ struct Gate::Impl {
     collect(rtnl->delete_fdb(port.name, port.mac));
     if (port.address4) collect(rtnl->delete_neighbour(port.bridge, *port.address4));
     if (port.address6) collect(rtnl->delete_neighbour(port.bridge, *port.address6));
+  }
+
+  // Link, flags, FDB entry and neighbours of a port.
+  Result<std::vector<Difference>> link_differences(const InterfaceName& bridge_name,
+                                                   const PortSpec& port) {
+    std::vector<Difference> out;
+    auto link = rtnl->link(port.name);
+    if (!link && link.error().code != ENODEV) return tl::unexpected(link.error());
+    auto bridge = rtnl->link(bridge_name);
+    if (!bridge && bridge.error().code != ENODEV) return tl::unexpected(bridge.error());
+    if (!link || !bridge) {
+      out.push_back({"link " + (link ? bridge_name : port.name).str(), "present", ""});
+    } else {
+      const std::string where = "port " + port.name.str();
+      differ(out, where + ", kind", "veth", link->kind);
+      differ(out, where + ", group", std::to_string(kLinkGroup), std::to_string(link->group));
+      differ(out, where + ", up", true, link->up);
+      differ(out, where + ", master", std::to_string(bridge->index), std::to_string(link->master));
+      differ(out, where + ", addrgenmode", std::to_string(kAddrGenNone),
+             std::to_string(link->addrgen_mode));
+      compare_flags(where, gate_flags(), link->port.value_or(BridgePortFlags{}), out);
+      // Without a carrier (the container's end is not up yet) the kernel disables the port.
+      const std::uint8_t state = link->port_state.value_or(kForwarding);
+      if (state != kForwarding && state != 0) {
+        out.push_back({where + ", state", "forwarding", std::to_string(state)});
+      }
+      auto fdb = rtnl->find_fdb(bridge->index, port.mac);
+      if (!fdb) return tl::unexpected(fdb.error());
+      const std::string fdb_found = !*fdb ? ""
+                                          : std::string((*fdb)->is_static ? "static" : "dynamic") +
+                                                " on " + std::to_string((*fdb)->port);
+      differ(out, "FDB entry " + port.mac.to_string(),
+             port.prepared ? "static on " + std::to_string(link->index) : "", fdb_found);
+      const auto neighbour = [&](const IpAddress& address) -> Status {
+        auto found = rtnl->find_neighbour(bridge->index, address);
+        if (!found) return tl::unexpected(found.error());
+        std::string text;
+        if (*found) {
+          text =
+              (*found)->mac.to_string() + ((*found)->permanent ? " permanent" : " not permanent");
+        }
+        // A learnt entry of an unprepared port is the host's own attempt to reach it, and harmless.
+        if (!port.prepared && *found && !(*found)->permanent) text.clear();
+        differ(out, "neighbour " + address.to_string(),
+               port.prepared ? port.mac.to_string() + " permanent" : "", text);
+        return {};
+      };
+      if (port.address4) {
+        if (const Status status = neighbour(*port.address4); !status) {
+          return tl::unexpected(status.error());
+        }
+      }
+      if (port.address6) {
+        if (const Status status = neighbour(*port.address6); !status) {
+          return tl::unexpected(status.error());
+        }
+      }
+    }
+    return out;
+  }
+
+  // Bridge device and its addresses.
+  Result<std::vector<Difference>> bridge_differences(const NetworkSpec& network) {
+    std::vector<Difference> out;
+    auto bridge = rtnl->link(network.bridge);
+    if (!bridge && bridge.error().code != ENODEV) return tl::unexpected(bridge.error());
+    const std::string where = "bridge " + network.bridge.str();
+    if (!bridge) {
+      out.push_back({where, "present", ""});
+    } else {
+      differ(out, where + ", kind", "bridge", bridge->kind);
+      differ(out, where + ", MAC", network.mac.to_string(), bridge->mac.to_string());
+      differ(out, where + ", group", std::to_string(kLinkGroup), std::to_string(bridge->group));
+      differ(out, where + ", up", true, bridge->up);
+      differ(out, where + ", master", "0", std::to_string(bridge->master));
+      differ(out, where + ", stp", false, bridge->stp.value_or(false));
+      differ(out, where + ", vlan_filtering", false, bridge->vlan_filtering.value_or(false));
+      differ(out, where + ", mcast_snooping", false, bridge->multicast_snooping.value_or(false));
+      differ(out, where + ", group_fwd_mask", "0",
+             std::to_string(bridge->group_forward_mask.value_or(0)));
+      auto addresses = rtnl->addresses();
+      if (!addresses) return tl::unexpected(addresses.error());
+      std::vector<LinkAddress> expected;
+      if (network.gateway4) {
+        expected.push_back({bridge->index, network.gateway4->address, network.gateway4->length});
+      }
+      if (network.gateway6) {
+        expected.push_back({bridge->index, network.gateway6->address, network.gateway6->length});
+      }
+      const auto text = [](const LinkAddress& a) {
+        return a.address.to_string() + "/" + std::to_string(a.length);
+      };
+      for (const LinkAddress& address : expected) {
+        if (std::find(addresses->begin(), addresses->end(), address) == addresses->end()) {
+          out.push_back({where + ", address", text(address), ""});
+        }
+      }
+      for (const LinkAddress& address : *addresses) {
+        if (address.link == bridge->index &&
+            std::find(expected.begin(), expected.end(), address) == expected.end()) {
+          out.push_back({where + ", address", "", text(address)});
+        }
+      }
+    }
+    return out;
   }
 
   // Layers 1, 2 (table) and 3 of a port against what `port.policy` says; nothing of the link.
@@ -333,6 +477,149 @@ struct Gate::Impl {
     return out;
   }
 
+  Result<nft::Ruleset> read_tables() {
+    nft::Ruleset out;
+    for (const Family family : kFamilies) {
+      auto table = nft->read_table(family);
+      if (!table) return tl::unexpected(table.error());
+      if (*table) out[family] = std::move(**table);
+    }
+    return out;
+  }
+
+  // One transaction from whatever is there to what shall be: no moment without it.
+  Status write_tables(const nft::Ruleset& have, const GateSpec& want) {
+    const nft::Ruleset rendered = ruleset::render(want, table_flags);
+    Batch batch;
+    for (const auto& [family, table] : rendered) {
+      // NEWTABLE creates it where it is absent, so that DELTABLE always finds one.
+      const auto found = have.find(family);
+      batch.add_table(family, found == have.end() ? table.flags : found->second.flags);
+      batch.delete_table(family);
+      batch.add_table(family, table.flags);
+      for (const auto& [name, set] : table.sets) batch.add_set(family, name, set);
+      for (const auto& [name, chain] : table.chains) batch.add_chain(family, name, chain);
+      for (const auto& [name, chain] : table.chains) {
+        for (const nft::Rule& rule : chain.rules) batch.add_rule(family, name, rule);
+      }
+      for (const auto& [name, set] : table.sets) batch.add_elements(family, name, set.elements);
+    }
+    return nft->commit(batch, "restore the tables");
+  }
+
+  void remember(const GateSpec& want) {
+    installed = want.policies;
+    host4 = want.host4;
+    host6 = want.host6;
+    networks = want.networks;
+  }
+
+  // Links that carry our group and a name like ours, and are not in `want`.
+  static std::vector<Link> strangers(const std::vector<Link>& links, const GateSpec& want) {
+    std::vector<Link> out;
+    for (const Link& link : links) {
+      const std::string& name = link.name.str();
+      if (link.group != kLinkGroup ||
+          (name.rfind(kPortPrefix, 0) != 0 && name.rfind(kBridgePrefix, 0) != 0)) {
+        continue;
+      }
+      if (want.ports.count(link.name) == 0 && want.networks.count(link.name) == 0) {
+        out.push_back(link);
+      }
+    }
+    return out;
+  }
+
+  // Gives renamed links their names back; they are DOWN then. Returns the links as they are after.
+  Result<std::vector<Link>> rename_back(const GateSpec& want) {
+    auto links = rtnl->links();
+    if (!links) return links;
+    bool renamed = false;
+    const auto look = [&](const InterfaceName& name, const char* kind) -> Status {
+      const bool there = std::any_of(links->begin(), links->end(),
+                                     [&](const Link& link) { return link.name == name; });
+      const auto index = indexes.find(name);
+      if (there || index == indexes.end()) return {};
+      for (const Link& link : *links) {
+        if (link.index != index->second || link.kind != kind || link.group != kLinkGroup) continue;
+        renamed = true;
+        return rtnl->rename(link.index, name);
+      }
+      return {};
+    };
+    for (const auto& [name, network] : want.networks) {
+      if (Status status = look(name, "bridge"); !status) return tl::unexpected(status.error());
+    }
+    for (const auto& [name, port] : want.ports) {
+      if (Status status = look(name, "veth"); !status) return tl::unexpected(status.error());
+    }
+    return renamed ? rtnl->links() : links;
+  }
+
+  // All but the ports' own links. A port whose link is gone leaves `want`.
+  Status put_back(GateSpec& want, Repaired& out, std::vector<Error>& errors) {
+    const auto collect = [&](const Status& status) {
+      if (!status) errors.push_back(status.error());
+    };
+    auto links = rename_back(want);
+    if (!links) return tl::unexpected(links.error());
+    // Before 6.16 a batch with a chain for a device that is not there is refused as a whole.
+    for (auto port = want.ports.begin(); port != want.ports.end();) {
+      const bool there = std::any_of(links->begin(), links->end(),
+                                     [&](const Link& link) { return link.name == port->first; });
+      if (there) {
+        ++port;
+        continue;
+      }
+      out.gone.push_back(port->first);
+      port = want.ports.erase(port);
+    }
+    auto have = read_tables();
+    if (!have) return tl::unexpected(have.error());
+    if (*have != ruleset::render(want, table_flags)) {
+      const Status written = write_tables(*have, want);
+      collect(written);
+      if (written) remember(want);
+    }
+    for (const Link& link : strangers(*links, want)) collect(rtnl->delete_link(link.name));
+    for (const auto& [name, network] : want.networks) collect(set_up_bridge(network));
+    return {};
+  }
+
+  Status repair_port(const PortSpec& port) {
+    auto link = rtnl->link(port.name);
+    if (!link) return tl::unexpected(link.error());
+    auto bridge = rtnl->link(port.bridge);
+    if (!bridge) return tl::unexpected(bridge.error());
+    // Off its bridge it would be routed from by itself; and it is enslaved with the kernel's flags.
+    if (link->master != bridge->index) {
+      if (Status down = rtnl->set_down(port.name); !down) return down;
+    }
+    if (link->group != kLinkGroup) {
+      if (Status grouped = rtnl->set_group(port.name, kLinkGroup); !grouped) return grouped;
+    }
+    auto entries = rtnl->fdb(bridge->index);
+    if (!entries) return tl::unexpected(entries.error());
+    for (const FdbEntry& entry : *entries) {
+      const bool meant = port.prepared && entry.mac == port.mac && entry.is_static;
+      if (entry.port != link->index || entry.permanent || meant) continue;
+      if (Status gone = rtnl->delete_fdb(port.name, entry.mac); !gone) return gone;
+    }
+    if (Status up = set_up_port(port); !up) return up;
+    if (port.prepared) return controls(port);
+    std::vector<Error> errors;
+    remove_controls(port, errors);
+    return first_of(std::move(errors), "repair port " + port.name.str());
+  }
+
+  // The last resort needs no firewall and nobody but the host's root undoes it.
+  void shut(const PortSpec& port, Repaired& out) {
+    if (const Status down = rtnl->set_down(port.name); !down && down.error().code != ENODEV) {
+      out.left.push_back({"port " + port.name.str(), "DOWN", down.error().to_string()});
+    }
+    out.closed.push_back(port.name);
+  }
+
   Status read_back_closed(const PortSpec& port) {
     auto differences = compare_tables(closed(port), nullptr);
     if (!differences) return tl::unexpected(differences.error());
@@ -344,7 +631,7 @@ struct Gate::Impl {
                 EIO);
   }
 
-  Status probe() {
+  Status probe(Ownership ownership) {
     // Validated and thrown away; family ip, since a table of ours may exist in the others.
     Batch persist;
     persist.add_table(Family::ip, kTableOwner | kTablePersist);
@@ -355,7 +642,13 @@ struct Gate::Impl {
     Batch plain;
     plain.add_table(Family::ip, 0);
     if (const Status status = nft->dry_run(plain, "probe nftables"); !status) return status;
-    table_flags = features.owner_persist ? kTableOwner | kTablePersist : 0;
+    if (!features.owner) {
+      return fail("probe the kernel", "no owner flag of nftables tables (needs Linux 5.12)",
+                  EOPNOTSUPP);
+    }
+    table_flags = kTableOwner;
+    if (features.owner_persist && ownership == Ownership::best) table_flags |= kTablePersist;
+    if (ownership == Ownership::none) table_flags = 0;
     return {};
   }
 
@@ -391,7 +684,7 @@ struct Gate::Impl {
 Gate::Gate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Gate::~Gate() = default;
 
-Result<std::unique_ptr<Gate>> Gate::open() {
+Result<std::unique_ptr<Gate>> Gate::open(Ownership ownership) {
   auto impl = std::make_unique<Impl>();
   auto rtnl = Rtnl::open();
   if (!rtnl) return tl::unexpected(rtnl.error());
@@ -400,7 +693,7 @@ Result<std::unique_ptr<Gate>> Gate::open() {
   if (!nft) return tl::unexpected(nft.error());
   impl->nft = std::move(*nft);
   impl->announcer = open_announcer();  // without it nothing is announced, and the report says so
-  if (const Status status = impl->probe(); !status) return tl::unexpected(status.error());
+  if (const Status status = impl->probe(ownership); !status) return tl::unexpected(status.error());
   if (const Status status = impl->claim(); !status) return tl::unexpected(status.error());
   return std::unique_ptr<Gate>(new Gate(std::move(impl)));
 }
@@ -452,12 +745,9 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
     }
   }
 
-  nft::Ruleset have;
-  for (const Family family : kFamilies) {
-    auto table = impl_->nft->read_table(family);
-    if (!table) return tl::unexpected(table.error());
-    if (*table) have[family] = std::move(**table);
-  }
+  auto read = impl_->read_tables();
+  if (!read) return tl::unexpected(read.error());
+  const nft::Ruleset have = std::move(*read);
   if (have != ruleset::render(want, impl_->table_flags)) {
     // Which released ports does the kernel have exactly so? The others are closed.
     for (auto& [name, port] : want.ports) {
@@ -482,30 +772,11 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
       });
       policy = used ? std::next(policy) : want.policies.erase(policy);
     }
-    // One transaction from whatever is there to what shall be: no moment without it.
-    const nft::Ruleset rendered = ruleset::render(want, impl_->table_flags);
-    Batch batch;
-    for (const auto& [family, table] : rendered) {
-      // NEWTABLE creates it where it is absent, so that DELTABLE always finds one.
-      const auto found = have.find(family);
-      batch.add_table(family, found == have.end() ? table.flags : found->second.flags);
-      batch.delete_table(family);
-      batch.add_table(family, table.flags);
-      for (const auto& [name, set] : table.sets) batch.add_set(family, name, set);
-      for (const auto& [name, chain] : table.chains) batch.add_chain(family, name, chain);
-      for (const auto& [name, chain] : table.chains) {
-        for (const nft::Rule& rule : chain.rules) batch.add_rule(family, name, rule);
-      }
-      for (const auto& [name, set] : table.sets) batch.add_elements(family, name, set.elements);
-    }
-    if (const Status status = impl_->nft->commit(batch, "restore the tables"); !status) {
+    if (const Status status = impl_->write_tables(have, want); !status) {
       return tl::unexpected(status.error());
     }
   }
-  impl_->installed = want.policies;
-  impl_->host4 = want.host4;
-  impl_->host6 = want.host6;
-  impl_->networks = want.networks;
+  impl_->remember(want);
 
   for (const auto& [name, port] : want.ports) {
     if (const Status status = impl_->set_up_port(port); !status) {
@@ -517,6 +788,107 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
     }
   }
   return result;
+}
+
+Result<std::vector<Difference>> Gate::inspect_link(const PortSpec& port) {
+  return impl_->link_differences(port.bridge, port);
+}
+
+Result<std::vector<Difference>> Gate::inspect_bridge(const NetworkSpec& network) {
+  return impl_->bridge_differences(network);
+}
+
+Result<bool> Gate::has_link(const InterfaceName& name) {
+  const auto link = impl_->rtnl->link(name);
+  if (!link && link.error().code != ENODEV) return tl::unexpected(link.error());
+  return link.has_value();
+}
+
+std::uint32_t Gate::nft_portid() const { return impl_->nft->portid(); }
+
+Result<Survey> Gate::survey(const GateSpec& want) {
+  Survey out;
+  const auto add = [&](std::vector<Difference> found) {
+    out.differences.insert(out.differences.end(), found.begin(), found.end());
+    return !found.empty();
+  };
+  std::map<std::uint32_t, const PortSpec*> by_index;
+  for (const auto& [name, port] : want.ports) {
+    const auto index = impl_->indexes.find(name);
+    if (index != impl_->indexes.end()) by_index[index->second] = &port;
+  }
+  for (const auto& [name, network] : want.networks) {
+    auto found = impl_->bridge_differences(network);
+    if (!found) return tl::unexpected(found.error());
+    if (add(std::move(*found))) out.links = true;
+    const auto bridge = impl_->rtnl->link(name);
+    if (!bridge) continue;  // among the differences
+    // An entry on a port that is not its own would let others through `locked`.
+    auto entries = impl_->rtnl->fdb(bridge->index);
+    if (!entries) return tl::unexpected(entries.error());
+    for (const FdbEntry& entry : *entries) {
+      const auto port = by_index.find(entry.port);
+      if (entry.permanent || port == by_index.end() || port->second->mac == entry.mac) continue;
+      out.differences.push_back(
+          {"port " + port->second->name.str() + ", FDB", "", entry.mac.to_string()});
+      out.ports.insert(port->second->name);
+    }
+  }
+  for (const auto& [name, port] : want.ports) {
+    auto found = impl_->link_differences(port.bridge, port);
+    if (!found) return tl::unexpected(found.error());
+    if (add(std::move(*found))) out.ports.insert(name);
+  }
+  auto links = impl_->rtnl->links();
+  if (!links) return tl::unexpected(links.error());
+  for (const Link& link : Impl::strangers(*links, want)) {
+    out.differences.push_back({"link " + link.name.str() + " of our group", "", "present"});
+    out.links = true;
+  }
+  auto have = impl_->read_tables();
+  if (!have) return tl::unexpected(have.error());
+  for (const auto& [family, table] : ruleset::render(want, impl_->table_flags)) {
+    std::vector<Difference> found;
+    const auto there = have->find(family);
+    if (there == have->end()) {
+      found.push_back({table_place(family), "present", ""});
+    } else {
+      nft::compare(table_place(family), table, there->second, found);
+    }
+    if (add(std::move(found))) out.tables = true;
+  }
+  return out;
+}
+
+Result<Repaired> Gate::repair(const GateSpec& wanted) {
+  GateSpec want = wanted;
+  Repaired out;
+  // Whoever changes things may still be at it.
+  for (int attempt = 1; attempt <= kRepairAttempts; ++attempt) {
+    std::vector<Error> errors;
+    if (Status done = impl_->put_back(want, out, errors); !done) {
+      return tl::unexpected(done.error());
+    }
+    auto seen = survey(want);
+    if (!seen) return tl::unexpected(seen.error());
+    if (seen->empty()) return out;
+    for (const InterfaceName& name : seen->ports) {
+      if (Status done = impl_->repair_port(want.ports.at(name)); !done) {
+        errors.push_back(done.error());
+      }
+    }
+    seen = survey(want);
+    if (!seen) return tl::unexpected(seen.error());
+    if (seen->empty()) return out;
+    if (attempt < kRepairAttempts) continue;
+    for (const Error& error : errors) out.left.push_back({"repair", "", error.to_string()});
+    out.left.insert(out.left.end(), seen->differences.begin(), seen->differences.end());
+    // Without the tables, or without its bridge, no port can be proved.
+    for (const auto& [name, port] : want.ports) {
+      if (seen->tables || seen->links || seen->ports.count(name) != 0) impl_->shut(port, out);
+    }
+  }
+  return out;
 }
 
 Status Gate::create_network(const NetworkSpec& network) {
@@ -552,6 +924,7 @@ Status Gate::delete_network(const InterfaceName& bridge) {
   }
   std::vector<Error> errors;
   if (const Status gone = impl_->rtnl->delete_link(bridge); !gone) errors.push_back(gone.error());
+  impl_->indexes.erase(bridge);
   const auto known = impl_->networks.find(bridge);
   if (known == impl_->networks.end()) {
     return first_of(std::move(errors), "delete network " + bridge.str());
@@ -614,6 +987,7 @@ Status Gate::delete_port(const PortSpec& port) {
   impl_->remove_controls(port, errors);
   const Status gone = impl_->rtnl->delete_link(port.name);
   collect(gone);
+  if (gone) impl_->indexes.erase(port.name);
   if (gone) {
     Batch batch;
     for (const std::string& name :
@@ -720,61 +1094,9 @@ Status Gate::set_host_addresses(const std::vector<Ipv4Range>& v4,
 Result<PortReport> Gate::inspect_port(const NetworkSpec& network, const PortSpec& port,
                                       const PolicySpec* policy) {
   PortReport report;
-  std::vector<Difference> link_differences;
-  auto link = impl_->rtnl->link(port.name);
-  if (!link && link.error().code != ENODEV) return tl::unexpected(link.error());
-  auto bridge = impl_->rtnl->link(network.bridge);
-  if (!bridge && bridge.error().code != ENODEV) return tl::unexpected(bridge.error());
-  if (!link || !bridge) {
-    link_differences.push_back(
-        {"link " + (link ? network.bridge : port.name).str(), "present", ""});
-  } else {
-    const std::string where = "port " + port.name.str();
-    differ(link_differences, where + ", kind", "veth", link->kind);
-    differ(link_differences, where + ", group", std::to_string(kLinkGroup),
-           std::to_string(link->group));
-    differ(link_differences, where + ", up", true, link->up);
-    differ(link_differences, where + ", master", std::to_string(bridge->index),
-           std::to_string(link->master));
-    differ(link_differences, where + ", addrgenmode", std::to_string(kAddrGenNone),
-           std::to_string(link->addrgen_mode));
-    compare_flags(where, gate_flags(), link->port.value_or(BridgePortFlags{}), link_differences);
-    // Without a carrier (the container's end is not up yet) the kernel disables the port.
-    const std::uint8_t state = link->port_state.value_or(kForwarding);
-    if (state != kForwarding && state != 0) {
-      link_differences.push_back({where + ", state", "forwarding", std::to_string(state)});
-    }
-    auto fdb = impl_->rtnl->find_fdb(bridge->index, port.mac);
-    if (!fdb) return tl::unexpected(fdb.error());
-    const std::string fdb_found = !*fdb ? ""
-                                        : std::string((*fdb)->is_static ? "static" : "dynamic") +
-                                              " on " + std::to_string((*fdb)->port);
-    differ(link_differences, "FDB entry " + port.mac.to_string(),
-           port.prepared ? "static on " + std::to_string(link->index) : "", fdb_found);
-    const auto neighbour = [&](const IpAddress& address) -> Status {
-      auto found = impl_->rtnl->find_neighbour(bridge->index, address);
-      if (!found) return tl::unexpected(found.error());
-      std::string text;
-      if (*found) {
-        text = (*found)->mac.to_string() + ((*found)->permanent ? " permanent" : " not permanent");
-      }
-      // A learnt entry of an unprepared port is the host's own attempt to reach it, and harmless.
-      if (!port.prepared && *found && !(*found)->permanent) text.clear();
-      differ(link_differences, "neighbour " + address.to_string(),
-             port.prepared ? port.mac.to_string() + " permanent" : "", text);
-      return {};
-    };
-    if (port.address4) {
-      if (const Status status = neighbour(*port.address4); !status) {
-        return tl::unexpected(status.error());
-      }
-    }
-    if (port.address6) {
-      if (const Status status = neighbour(*port.address6); !status) {
-        return tl::unexpected(status.error());
-      }
-    }
-  }
+  auto seen = impl_->link_differences(network.bridge, port);
+  if (!seen) return tl::unexpected(seen.error());
+  std::vector<Difference> link_differences = std::move(*seen);
 
   auto table_differences = impl_->compare_tables(port, policy);
   if (!table_differences) return tl::unexpected(table_differences.error());
@@ -795,46 +1117,9 @@ Result<PortReport> Gate::inspect_port(const NetworkSpec& network, const PortSpec
 }
 
 Result<std::vector<Difference>> Gate::inspect_network(const NetworkSpec& network) {
-  std::vector<Difference> out;
-  auto bridge = impl_->rtnl->link(network.bridge);
-  if (!bridge && bridge.error().code != ENODEV) return tl::unexpected(bridge.error());
-  const std::string where = "bridge " + network.bridge.str();
-  if (!bridge) {
-    out.push_back({where, "present", ""});
-  } else {
-    differ(out, where + ", kind", "bridge", bridge->kind);
-    differ(out, where + ", MAC", network.mac.to_string(), bridge->mac.to_string());
-    differ(out, where + ", group", std::to_string(kLinkGroup), std::to_string(bridge->group));
-    differ(out, where + ", up", true, bridge->up);
-    differ(out, where + ", master", "0", std::to_string(bridge->master));
-    differ(out, where + ", stp", false, bridge->stp.value_or(false));
-    differ(out, where + ", mcast_snooping", false, bridge->multicast_snooping.value_or(false));
-    differ(out, where + ", group_fwd_mask", "0",
-           std::to_string(bridge->group_forward_mask.value_or(0)));
-    auto addresses = impl_->rtnl->addresses();
-    if (!addresses) return tl::unexpected(addresses.error());
-    std::vector<LinkAddress> expected;
-    if (network.gateway4) {
-      expected.push_back({bridge->index, network.gateway4->address, network.gateway4->length});
-    }
-    if (network.gateway6) {
-      expected.push_back({bridge->index, network.gateway6->address, network.gateway6->length});
-    }
-    const auto text = [](const LinkAddress& a) {
-      return a.address.to_string() + "/" + std::to_string(a.length);
-    };
-    for (const LinkAddress& address : expected) {
-      if (std::find(addresses->begin(), addresses->end(), address) == addresses->end()) {
-        out.push_back({where + ", address", text(address), ""});
-      }
-    }
-    for (const LinkAddress& address : *addresses) {
-      if (address.link == bridge->index &&
-          std::find(expected.begin(), expected.end(), address) == expected.end()) {
-        out.push_back({where + ", address", "", text(address)});
-      }
-    }
-  }
+  auto seen = impl_->bridge_differences(network);
+  if (!seen) return tl::unexpected(seen.error());
+  std::vector<Difference> out = std::move(*seen);
   for (const Family family : kFamilies) {
     const nft::Table expected = ruleset::skeleton(family, impl_->table_flags);
     const auto flags = impl_->nft->table_flags(family);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "netdriver/gate.h"
@@ -32,6 +33,21 @@ struct PortReport {
   std::vector<Difference> differences;  // empty unless inconsistent
 };
 
+// What of ours is not as meant.
+struct Survey {
+  std::vector<Difference> differences;
+  std::set<InterfaceName> ports;  // whose link, flags, FDB entry or neighbours are among them
+  bool links = false;             // a bridge, its addresses, or a link that should not be there
+  bool tables = false;
+  [[nodiscard]] bool empty() const { return differences.empty(); }
+};
+
+struct Repaired {
+  std::vector<InterfaceName> gone;      // ports whose link is not there any more
+  std::vector<InterfaceName> closed;    // ports that could not be brought to what is meant
+  std::vector<Difference> left;         // what could not be repaired
+};
+
 // What the kernel says of a sandbox's link (pipeline step 7).
 struct SandboxLink {
   InterfaceName name;
@@ -43,11 +59,15 @@ struct SandboxLink {
   std::vector<IpAddress> addresses;
 };
 
+// How the tables are protected from others. `best` is what the kernel offers; the others are for
+// tests of what an older one leaves.
+enum class Ownership { best, owner, none };
+
 class Gate {
  public:
   // Opens the sockets in the calling thread's network namespace and claims the tables.
   // EPERM: another process owns them (a second daemon). Nothing is changed on failure.
-  static Result<std::unique_ptr<Gate>> open();
+  static Result<std::unique_ptr<Gate>> open(Ownership ownership = Ownership::best);
   ~Gate();
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
@@ -59,6 +79,21 @@ class Gate {
   // differs in anything is closed (and is returned as such). Links with our group or names that
   // `want` does not know are removed. Returns the ports it had to close.
   Result<std::vector<InterfaceName>> restore(const GateSpec& want);
+
+  // Compares everything of ours with `want`, and changes nothing. Reads the tables once and asks
+  // for each link by itself.
+  Result<Survey> survey(const GateSpec& want);
+  // The same for one port's link, flags, FDB entry and neighbours, and for one bridge.
+  Result<std::vector<Difference>> inspect_link(const PortSpec& port);
+  Result<std::vector<Difference>> inspect_bridge(const NetworkSpec& network);
+  // Puts back what others changed while this process was there to see it: unlike restore(), a port
+  // that is meant to be released is released again, in the same batch as all else. What cannot be
+  // put back is closed, and where that fails too its link is set DOWN.
+  Result<Repaired> repair(const GateSpec& want);
+  // Whether there is a link of that name.
+  Result<bool> has_link(const InterfaceName& name);
+  // For Monitor::open.
+  [[nodiscard]] std::uint32_t nft_portid() const;
 
   Status create_network(const NetworkSpec& network);
   // EBUSY: a port is still on it.

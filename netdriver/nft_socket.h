@@ -68,6 +68,9 @@ class NftSocket {
   // nfnetlink takes as an abort. For finding out what a kernel supports.
   Status dry_run(const Batch& batch, const std::string& operation);
 
+  // The port id that the kernel's notifications of our batches carry.
+  [[nodiscard]] std::uint32_t portid() const { return socket_.portid(); }
+
   // Flags of the table; nothing when there is none.
   Result<std::optional<std::uint32_t>> table_flags(Family family);
   // The whole table with chains, rules, sets and elements; nothing when there is none.

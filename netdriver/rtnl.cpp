@@ -72,6 +72,22 @@ ifinfomsg link_header(std::uint32_t index = 0, unsigned flags = 0, unsigned chan
   return header;
 }
 
+void bridge_options(Message& message) {
+  message.nest(IFLA_LINKINFO, [&] {
+    message.text(IFLA_INFO_KIND, "bridge");
+    message.nest(IFLA_INFO_DATA, [&] {
+      message.u32(IFLA_BR_FORWARD_DELAY, 0);
+      message.u32(IFLA_BR_STP_STATE, 0);
+      message.u16(IFLA_BR_GROUP_FWD_MASK, 0);
+      message.u8(IFLA_BR_MCAST_SNOOPING, 0);
+      message.u8(IFLA_BR_MCAST_QUERIER, 0);
+      message.u8(IFLA_BR_NF_CALL_IPTABLES, 0);
+      message.u8(IFLA_BR_NF_CALL_IP6TABLES, 0);
+      message.u8(IFLA_BR_NF_CALL_ARPTABLES, 0);
+    });
+  });
+}
+
 }  // namespace
 
 struct Rtnl::Impl {
@@ -197,24 +213,38 @@ Status Rtnl::create_bridge(const BridgeSpec& spec) {
   message.bytes(IFLA_ADDRESS, spec.mac.bytes());
   message.u32(IFLA_MTU, spec.mtu);
   message.u32(IFLA_GROUP, spec.group);
-  message.nest(IFLA_LINKINFO, [&] {
-    message.text(IFLA_INFO_KIND, "bridge");
-    message.nest(IFLA_INFO_DATA, [&] {
-      message.u32(IFLA_BR_FORWARD_DELAY, 0);
-      message.u32(IFLA_BR_STP_STATE, 0);
-      message.u16(IFLA_BR_GROUP_FWD_MASK, 0);
-      message.u8(IFLA_BR_MCAST_SNOOPING, 0);
-      message.u8(IFLA_BR_MCAST_QUERIER, 0);
-      message.u8(IFLA_BR_NF_CALL_IPTABLES, 0);
-      message.u8(IFLA_BR_NF_CALL_IP6TABLES, 0);
-      message.u8(IFLA_BR_NF_CALL_ARPTABLES, 0);
-    });
-  });
+  bridge_options(message);
   if (Status created = impl_->exchange(message, operation); !created) return created;
   // In the create message addrgenmode is EAFNOSUPPORT: the link has no IPv6 side yet (6.18).
   Status status = impl_->no_link_local(spec.name, operation);
   if (!status) (void)delete_link(spec.name);
   return status;
+}
+
+Status Rtnl::set_bridge_options(const InterfaceName& name) {
+  // While STP runs a forward delay of 0 is ERANGE (br_set_forward_delay).
+  Message off(RTM_NEWLINK, 0, link_header());
+  off.text(IFLA_IFNAME, name.str());
+  off.nest(IFLA_LINKINFO, [&] {
+    off.text(IFLA_INFO_KIND, "bridge");
+    off.nest(IFLA_INFO_DATA, [&] { off.u32(IFLA_BR_STP_STATE, 0); });
+  });
+  const std::string operation = "set options of bridge " + name.str();
+  if (Status status = impl_->exchange(off, operation); !status) return status;
+  Message message(RTM_NEWLINK, 0, link_header());
+  message.text(IFLA_IFNAME, name.str());
+  bridge_options(message);
+  return impl_->exchange(message, operation);
+}
+
+Status Rtnl::no_vlan_filtering(const InterfaceName& name) {
+  Message message(RTM_NEWLINK, 0, link_header());
+  message.text(IFLA_IFNAME, name.str());
+  message.nest(IFLA_LINKINFO, [&] {
+    message.text(IFLA_INFO_KIND, "bridge");
+    message.nest(IFLA_INFO_DATA, [&] { message.u8(IFLA_BR_VLAN_FILTERING, 0); });
+  });
+  return impl_->exchange(message, "switch off VLAN filtering of bridge " + name.str());
 }
 
 Status Rtnl::delete_link(const InterfaceName& name) {
@@ -282,6 +312,29 @@ Status Rtnl::set_up(const InterfaceName& name) {
   return impl_->exchange(message, operation);
 }
 
+Status Rtnl::rename(std::uint32_t index, const InterfaceName& name) {
+  const std::string operation = "rename link " + std::to_string(index) + " to " + name.str();
+  Message down(RTM_NEWLINK, 0, link_header(index, 0, IFF_UP));
+  if (Status status = impl_->exchange(down, operation); !status) return status;
+  Message message(RTM_NEWLINK, 0, link_header(index));
+  message.text(IFLA_IFNAME, name.str());
+  return impl_->exchange(message, operation);
+}
+
+Status Rtnl::set_mac(const InterfaceName& name, const MacAddress& mac) {
+  Message message(RTM_NEWLINK, 0, link_header());
+  message.text(IFLA_IFNAME, name.str());
+  message.bytes(IFLA_ADDRESS, mac.bytes());
+  return impl_->exchange(message, "set MAC address of " + name.str());
+}
+
+Status Rtnl::set_group(const InterfaceName& name, std::uint32_t group) {
+  Message message(RTM_NEWLINK, 0, link_header());
+  message.text(IFLA_IFNAME, name.str());
+  message.u32(IFLA_GROUP, group);
+  return impl_->exchange(message, "set group of " + name.str());
+}
+
 Status Rtnl::set_down(const InterfaceName& name) {
   Message message(RTM_NEWLINK, 0, link_header(0, 0, IFF_UP));
   message.text(IFLA_IFNAME, name.str());
@@ -302,6 +355,18 @@ Status Rtnl::add_address(const InterfaceName& name, const IpAddress& address, st
   message.bytes(IFA_LOCAL, address.bytes());
   message.bytes(IFA_ADDRESS, address.bytes());
   return impl_->exchange(message, operation);
+}
+
+Status Rtnl::delete_address(const LinkAddress& address) {
+  ifaddrmsg header{};
+  header.ifa_family = family_of(address.address);
+  header.ifa_prefixlen = address.length;
+  header.ifa_index = address.link;
+  Message message(RTM_DELADDR, 0, header);
+  message.bytes(IFA_LOCAL, address.address.bytes());
+  Status status = impl_->exchange(message, "delete address " + address.address.to_string());
+  if (!status && status.error().code == EADDRNOTAVAIL) return {};
+  return status;
 }
 
 Status Rtnl::set_fdb(const InterfaceName& port, const MacAddress& mac) {

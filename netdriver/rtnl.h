@@ -121,6 +121,10 @@ class Rtnl {
   // Creates the bridge DOWN: no STP, no snooping, group_fwd_mask 0, no ageing surprises, and
   // addrgenmode none, so that it gets no fe80 address.
   Status create_bridge(const BridgeSpec& spec);
+  // Puts the options that create_bridge gives back on a bridge that is there.
+  Status set_bridge_options(const InterfaceName& name);
+  // By itself: EOPNOTSUPP without CONFIG_BRIDGE_VLAN_FILTERING, where it is never on.
+  Status no_vlan_filtering(const InterfaceName& name);
   Status delete_link(const InterfaceName& name);       // ENODEV is success
   // All links of the group in one request; none is success. EINVAL: group 0, which is everybody's.
   Status delete_link_group(std::uint32_t group);
@@ -131,8 +135,13 @@ class Rtnl {
   // addrgenmode none, then UP, so that no fe80 address appears. A link without IPv6 (MTU below
   // 1280) only goes up.
   Status set_up(const InterfaceName& name);
+  // Sets the link DOWN first: before 6.2 a link that is up cannot be renamed (EBUSY). It stays DOWN.
+  Status rename(std::uint32_t index, const InterfaceName& name);
+  Status set_mac(const InterfaceName& name, const MacAddress& mac);
+  Status set_group(const InterfaceName& name, std::uint32_t group);
   Status set_down(const InterfaceName& name);
   Status add_address(const InterfaceName& name, const IpAddress& address, std::uint8_t length);
+  Status delete_address(const LinkAddress& address);  // EADDRNOTAVAIL is success
   // Static FDB entry of the bridge (NTF_MASTER, NUD_NOARP). Replaces one that is there.
   Status set_fdb(const InterfaceName& port, const MacAddress& mac);
   Status delete_fdb(const InterfaceName& port, const MacAddress& mac);   // ENOENT is success

@@ -195,6 +195,33 @@ std::optional<Link> parse_link(const nlmsghdr* message) {
   return link;
 }
 
+std::optional<LinkChange> parse_link_change(const nlmsghdr* message) {
+  const auto* header = header_of<ifinfomsg>(message);
+  if ((message->nlmsg_type != RTM_NEWLINK && message->nlmsg_type != RTM_DELLINK) ||
+      header == nullptr) {
+    return std::nullopt;
+  }
+  LinkChange out;
+  out.family = header->ifi_family;
+  out.index = static_cast<std::uint32_t>(header->ifi_index);
+  out.deleted = message->nlmsg_type == RTM_DELLINK;
+  walk(message, sizeof *header, [&](int type, const nlattr* a) {
+    if (type == IFLA_GROUP) out.group = number<std::uint32_t>(a).value_or(0);
+    if (type != IFLA_IFNAME) return;
+    if (auto name = InterfaceName::parse(text(a))) out.name = *name;
+  });
+  return out;
+}
+
+std::optional<std::uint32_t> parse_address_link(const nlmsghdr* message) {
+  const auto* header = header_of<ifaddrmsg>(message);
+  if ((message->nlmsg_type != RTM_NEWADDR && message->nlmsg_type != RTM_DELADDR) ||
+      header == nullptr) {
+    return std::nullopt;
+  }
+  return header->ifa_index;
+}
+
 std::optional<LinkAddress> parse_address(const nlmsghdr* message) {
   const auto* header = header_of<ifaddrmsg>(message);
   if (message->nlmsg_type != RTM_NEWADDR || header == nullptr) return std::nullopt;
@@ -216,8 +243,16 @@ std::optional<LinkAddress> parse_address(const nlmsghdr* message) {
 }
 
 std::optional<NeighbourMessage> parse_neighbour(const nlmsghdr* message) {
+  if (message->nlmsg_type != RTM_NEWNEIGH) return std::nullopt;
+  return parse_neighbour_change(message);
+}
+
+std::optional<NeighbourMessage> parse_neighbour_change(const nlmsghdr* message) {
   const auto* header = header_of<ndmsg>(message);
-  if (message->nlmsg_type != RTM_NEWNEIGH || header == nullptr) return std::nullopt;
+  if ((message->nlmsg_type != RTM_NEWNEIGH && message->nlmsg_type != RTM_DELNEIGH) ||
+      header == nullptr) {
+    return std::nullopt;
+  }
   NeighbourMessage out;
   out.family = header->ndm_family;
   out.link = static_cast<std::uint32_t>(header->ndm_ifindex);

@@ -21,6 +21,18 @@ constexpr std::uint16_t kBrportMab = 40;  // IFLA_BRPORT_MAB, since 6.2; older h
 std::optional<Link> parse_link(const nlmsghdr* message);
 std::optional<LinkAddress> parse_address(const nlmsghdr* message);
 
+// What RTM_NEWLINK and RTM_DELLINK notifications of any family have in common.
+struct LinkChange {
+  std::uint8_t family = 0;
+  std::uint32_t index = 0;
+  InterfaceName name;
+  std::uint32_t group = 0;  // 0 in notifications of the bridge family, which leave it out
+  bool deleted = false;
+};
+std::optional<LinkChange> parse_link_change(const nlmsghdr* message);
+// The link that RTM_NEWADDR or RTM_DELADDR is about.
+std::optional<std::uint32_t> parse_address_link(const nlmsghdr* message);
+
 // RTM_NEWNEIGH of any family.
 struct NeighbourMessage {
   std::uint8_t family = 0;
@@ -32,6 +44,8 @@ struct NeighbourMessage {
   std::optional<IpAddress> address;
 };
 std::optional<NeighbourMessage> parse_neighbour(const nlmsghdr* message);
+// RTM_DELNEIGH as well.
+std::optional<NeighbourMessage> parse_neighbour_change(const nlmsghdr* message);
 
 // Answer to RTM_GETNSID; negative when the other namespace has no id here.
 std::optional<std::int32_t> parse_netns_id(const nlmsghdr* message);

@@ -11,6 +11,7 @@ int exit_code(Outcome outcome) {
   switch (outcome) {
     case Outcome::released:
     case Outcome::closed:
+    case Outcome::repaired:
       return 0;
     case Outcome::refused:
       return 1;
@@ -34,6 +35,8 @@ const char* to_string(Outcome outcome) {
       return "undone";
     case Outcome::inconsistent:
       return "inconsistent";
+    case Outcome::repaired:
+      return "repaired";
   }
   return "refused";
 }

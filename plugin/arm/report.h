@@ -15,6 +15,7 @@ enum class Outcome {
   refused,       // exit 1, GATED_UNARMED: still closed
   undone,        // exit 2: released, found wanting, closed again
   inconsistent,  // exit 3: check found differences
+  repaired,      // audit only: the guard put back what others had changed
 };
 
 enum class StepOutcome { ok, failed, skipped };
@@ -29,7 +30,7 @@ struct Step {
 };
 
 struct Report {
-  std::string operation;  // arm, disarm, check, refresh
+  std::string operation;  // arm, disarm, check, refresh; repair in the audit file
   std::string container;  // as asked
   std::string container_id, container_name, network_id, endpoint_id, port;
   std::string policy, policy_revision;

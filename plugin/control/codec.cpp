@@ -195,6 +195,12 @@ std::string encode_status(const host::Snapshot& snapshot) {
                  {"netdev_egress", snapshot.features.netdev_egress}}},
                {"networks", std::move(networks)},
                {"endpoints", std::move(endpoints)},
+               {"guard",
+                {{"looks", snapshot.guard.looks},
+                 {"repairs", snapshot.guard.repairs},
+                 {"failures", snapshot.guard.failures},
+                 {"closed", snapshot.guard.closed},
+                 {"lost", snapshot.guard.lost}}},
                {"incidents", snapshot.incidents}});
 }
 
@@ -217,6 +223,8 @@ std::string encode_health(const host::Snapshot& snapshot, const Totals& totals) 
                  {"endpoints", snapshot.endpoints.size()},
                  {"endpoints_released", released_in(snapshot)},
                  {"incidents", snapshot.incidents.size()},
+                 {"repairs", snapshot.guard.repairs},
+                 {"repairs_failed", snapshot.guard.failures},
                  {"armed", totals.armed},
                  {"disarmed", totals.disarmed},
                  {"refused", totals.refused},

@@ -68,6 +68,8 @@ http::Response Control::report_on(const http::Request& request, const arm::Repor
     case arm::Outcome::inconsistent:
       ++inconsistent_;
       break;
+    case arm::Outcome::repaired:  // of the audit file; nobody asks for one
+      break;
   }
   spdlog::info("{} {}: {} {} (asked by pid {}, uid {})", report.operation, report.container,
                arm::to_string(report.outcome), report.reason, request.peer.pid, request.peer.uid);

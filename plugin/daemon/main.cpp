@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "plugin/arm/audit.h"
 #include "plugin/arm/pipeline.h"
 #include "plugin/control/codec.h"
 #include "plugin/control/control.h"
@@ -117,6 +118,24 @@ int wait_for_end(const sigset_t& signals, host::Host& host) {
   }
 }
 
+arm::Report report_of(const host::Repair& repair) {
+  arm::Report out;
+  out.operation = "repair";
+  out.started_at = repair.at;
+  out.milliseconds = repair.milliseconds;
+  out.outcome = repair.left.empty() ? arm::Outcome::repaired : arm::Outcome::inconsistent;
+  const auto text = [](const netdriver::Difference& one) {
+    return one.where + ": expected '" + one.expected + "', found '" + one.found + "'";
+  };
+  for (const auto& one : repair.found) out.differences.push_back(text(one));
+  if (!repair.left.empty()) out.reason = "not put back: " + text(repair.left.front());
+  for (const EndpointId& id : repair.closed) out.notes.push_back("closed " + port_name(id).str());
+  for (const EndpointId& id : repair.gone) {
+    out.notes.push_back("the link of " + port_name(id).str() + " was taken away");
+  }
+  return out;
+}
+
 int run(const DaemonOptions& options) {
   // Blocked before any thread exists, so that all of them leave signals to wait_for_end().
   sigset_t signals;
@@ -142,6 +161,13 @@ int run(const DaemonOptions& options) {
   host::Options host_options;
   host_options.state_directory = options.state_directory;
   host_options.orphan_age = std::chrono::seconds(options.orphan_age);
+  // A writer of its own: the first repair may come before there is a pipeline.
+  arm::Audit audit(options.audit_file);
+  host_options.on_repair = [&audit](const host::Repair& repair) {
+    if (const Status written = audit.write(report_of(repair)); !written) {
+      spdlog::error("audit: {}", written.error().to_string());
+    }
+  };
   const auto host = host::Host::start(std::move(host_options));
 
   driver::Driver driver(*host, [&](const NetworkId& id) { return network_of(*host, id); });

@@ -82,16 +82,18 @@ FirewallState ensure_docker_user() {
   const std::string bridges = std::string(netdriver::kBridgePrefix) + "+";
   const std::vector<std::string> jumps = {"-A DOCKER-USER -i " + bridges + " -j AGENTGATE",
                                           "-A DOCKER-USER -o " + bridges + " -j AGENTGATE"};
-  const std::vector<std::string> verdicts = {
-      "-A AGENTGATE -m mark --mark " + mark() + " -j ACCEPT", "-A AGENTGATE -j DROP"};
-  for (const char* tool : {"iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"}) {
+  const std::vector<std::string> verdicts = {"-A AGENTGATE -m mark --mark " + mark() + " -j ACCEPT",
+                                             "-A AGENTGATE -j DROP"};
+  for (const char* tool :
+       {"iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"}) {
     const auto iptables = [&](std::vector<std::string> arguments) {
       arguments.insert(arguments.begin(), {tool, "-w", "10"});
       return run(arguments);
     };
     // Legacy tables come into being by being looked at; look only where they are.
     if (std::string(tool).find("legacy") != std::string::npos) {
-      const char* tables = tool[2] == '6' ? "/proc/net/ip6_tables_names" : "/proc/net/ip_tables_names";
+      const char* tables =
+          tool[2] == '6' ? "/proc/net/ip6_tables_names" : "/proc/net/ip_tables_names";
       std::FILE* file = std::fopen(tables, "re");
       char line[64] = {};
       const bool any = file != nullptr && std::fgets(line, sizeof line, file) != nullptr;
@@ -100,7 +102,8 @@ FirewallState ensure_docker_user() {
     }
     const Output user = iptables({"-S", "DOCKER-USER"});
     if (user.status != 0) continue;  // no such tool, or no such chain
-    const auto wanted_first = [&](const std::string& listing, const std::vector<std::string>& want) {
+    const auto wanted_first = [&](const std::string& listing,
+                                  const std::vector<std::string>& want) {
       const auto have = rules(listing);
       return have.size() >= want.size() && std::equal(want.begin(), want.end(), have.begin());
     };

@@ -2,7 +2,9 @@
 #include "plugin/host/host.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -11,8 +13,11 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
+#include "netdriver/monitor.h"
+#include "netdriver/unique_fd.h"
 #include "plugin/failpoint.h"
 #include "plugin/host/firewall.h"
 #include "plugin/store/store.h"
@@ -24,6 +29,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxIncidents = 100;
 constexpr auto kSuspectAge = std::chrono::seconds(2);
 constexpr auto kHostAddressesEvery = std::chrono::seconds(5);
+constexpr auto kFirstPause = std::chrono::seconds(1);
+constexpr auto kLongestPause = std::chrono::seconds(8);
+constexpr std::size_t kNamed = 5;  // differences that one incident spells out
 constexpr auto kSandboxesEvery = std::chrono::seconds(5);
 constexpr auto kFirewallEvery = std::chrono::seconds(10);
 
@@ -50,6 +58,11 @@ struct Host::Impl {
   bool firewall_wanted = true;
   FirewallState firewall;  // guarded by mutex
   bool firewall_done = false;
+  // What the kernel told the guard's thread and the owner thread has not looked at yet.
+  netdriver::Notices notices;  // guarded by mutex
+  bool guard_queued = false;   // guarded by mutex
+  netdriver::UniqueFd guard_wake;
+  std::thread guard_thread;
 
   // -- only the owner thread touches these -------------------------------------------------------
   std::unique_ptr<store::Store> store;
@@ -61,6 +74,10 @@ struct Host::Impl {
   std::map<std::string, PolicyRecord> policies;       // that ports are released to
   std::map<std::string, policy::Resolution> resolutions;
   std::vector<std::string> incidents;
+  GuardCounters counters;
+  // After a repair that left something the next one waits, twice as long each time.
+  std::chrono::seconds repair_pause{0};
+  std::optional<Clock::time_point> repair_again;
   bool ready = false;
   std::string failure;
   Clock::time_point host_addresses_at{};
@@ -116,7 +133,9 @@ struct Host::Impl {
   }
 
   void run() {
-    if (const Status started = start(); started) {
+    Status started = start();
+    if (started && options.guard) started = start_guard();
+    if (started) {
       ready = true;
       spdlog::info("ready: {} networks, {} endpoints", networks.size(), endpoints.size());
     } else {
@@ -155,7 +174,7 @@ struct Host::Impl {
     auto contents = store->load();
     if (!contents) return tl::unexpected(contents.error());
     for (const std::string& damaged : contents->damaged) incident(damaged);
-    auto gated = netdriver::Gate::open();
+    auto gated = netdriver::Gate::open(options.ownership);
     if (!gated) return tl::unexpected(gated.error());
     gate = std::move(*gated);
     networks = std::move(contents->networks);
@@ -186,6 +205,221 @@ struct Host::Impl {
       if (const Status removed = store->remove(id); !removed) return removed;
     }
     return restore();
+  }
+
+  // -- the guard ---------------------------------------------------------------------------------
+  // Its thread only listens; what it hears is looked at on the owner thread, between two requests,
+  // so that it is compared with records that are whole.
+  Status start_guard() {
+    auto monitor = netdriver::Monitor::open(gate->nft_portid());
+    if (!monitor) return tl::unexpected(monitor.error());
+    guard_wake = netdriver::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!guard_wake.valid()) return fail_errno("start the guard");
+    guard_thread = std::thread([this, listener = std::move(*monitor)] {
+      for (;;) {
+        netdriver::Notices heard = listener->wait(guard_wake.get());
+        const std::lock_guard lock(mutex);
+        if (stopping) return;
+        if (heard.empty()) continue;
+        notices.merge(std::move(heard));
+        if (guard_queued) continue;
+        guard_queued = true;
+        queue.emplace_back([this] { look(); });
+        wake.notify_one();
+      }
+    });
+    // What happened between restore() and now was not heard.
+    queue_full_look();
+    return {};
+  }
+  void queue_full_look() {
+    const std::lock_guard lock(mutex);
+    notices.lost = true;
+    if (guard_queued) return;
+    guard_queued = true;
+    queue.emplace_back([this] { look(); });
+  }
+
+  // Whether what was heard leaves something that is not as meant.
+  Result<bool> suspicious(const netdriver::Notices& heard) {
+    std::set<EndpointId> suspects;
+    std::set<NetworkId> bridges;
+    for (const InterfaceName& name : heard.links) {
+      bool known = false;
+      for (const auto& [id, network] : networks) {
+        if (bridge_name(id) != name) continue;
+        bridges.insert(id);
+        known = true;
+      }
+      for (const auto& [id, endpoint] : endpoints) {
+        if (port_name(id) != name) continue;
+        suspects.insert(id);
+        known = true;
+      }
+      if (known || heard.gone.count(name) != 0) continue;
+      const auto there = gate->has_link(name);
+      if (!there) return tl::unexpected(there.error());
+      if (*there) return true;
+    }
+    for (const auto& [name, mac] : heard.fdb) {
+      for (const auto& [id, endpoint] : endpoints) {
+        if (port_name(id) != name) continue;
+        if (endpoint.mac != mac) return true;
+        suspects.insert(id);
+      }
+    }
+    for (const auto& [bridge, address] : heard.neighbours) {
+      for (const auto& [id, endpoint] : endpoints) {
+        if ((endpoint.address4 && IpAddress(*endpoint.address4) == address) ||
+            (endpoint.address6 && IpAddress(*endpoint.address6) == address)) {
+          suspects.insert(id);
+        }
+      }
+    }
+    for (const NetworkId& id : bridges) {
+      const auto found = gate->inspect_bridge(networks.at(id).spec());
+      if (!found) return tl::unexpected(found.error());
+      if (!found->empty()) return true;
+    }
+    for (const EndpointId& id : suspects) {
+      const auto found = gate->inspect_link(port_spec(endpoints.at(id)));
+      if (!found) return tl::unexpected(found.error());
+      if (!found->empty()) return true;
+    }
+    return false;
+  }
+
+  void look() {
+    netdriver::Notices heard;
+    {
+      const std::lock_guard lock(mutex);
+      std::swap(heard, notices);
+      guard_queued = false;
+      if (heard.ip_tables || heard.lost) {
+        firewall_wanted = true;
+        firewall_wake.notify_all();
+      }
+    }
+    if (!ready) return;
+    ++counters.looks;
+    if (heard.lost) ++counters.lost;
+    if (heard.addresses || heard.lost) {
+      if (const Status status = refresh_host_addresses(); !status) {
+        incident(status.error().to_string());
+      }
+    }
+    bool all = heard.lost || heard.tables;
+    if (!all) {
+      const auto suspect = suspicious(heard);
+      if (!suspect) incident("guard: " + suspect.error().to_string());
+      all = !suspect || *suspect;
+    }
+    if (all && !repair_again) repair();
+  }
+
+  Result<netdriver::GateSpec> desired() {
+    netdriver::GateSpec spec;
+    for (const auto& [id, network] : networks) {
+      auto one = network.spec();
+      spec.networks[one.bridge] = one;
+    }
+    for (const auto& [id, endpoint] : endpoints) {
+      auto one = port_spec(endpoint);
+      if (one.policy && policies.count(*one.policy) != 0) {
+        spec.policies[*one.policy] = policies.at(*one.policy).spec;
+      }
+      spec.ports[one.name] = one;
+    }
+    if (Status status = fill_host_addresses(spec); !status) return tl::unexpected(status.error());
+    return spec;
+  }
+
+  void repair() {
+    const auto start = Clock::now();
+    const auto spec = desired();
+    auto seen =
+        spec ? gate->survey(*spec) : Result<netdriver::Survey>(tl::unexpected(spec.error()));
+    if (!seen) {
+      incident("guard: " + seen.error().to_string());
+      ++counters.failures;
+      return pause_repairs();
+    }
+    if (seen->empty()) return;
+    ++counters.repairs;
+    Repair done;
+    done.at = utc_now();
+    done.found = std::move(seen->differences);
+    std::string text = "changed by others:";
+    for (std::size_t i = 0; i < done.found.size() && i < kNamed; ++i) {
+      const auto& one = done.found[i];
+      text += (i == 0 ? " " : "; ") + one.where + ": expected '" + one.expected + "', found '" +
+              one.found + "'";
+    }
+    if (done.found.size() > kNamed) {
+      text += "; and " + std::to_string(done.found.size() - kNamed) + " more";
+    }
+    const auto repaired = gate->repair(*spec);
+    done.milliseconds = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    if (repaired) {
+      settle(*repaired, done);
+    } else {
+      done.left.push_back({"repair", "", repaired.error().to_string()});
+    }
+    counters.closed += done.closed.size() + done.gone.size();
+    if (done.left.empty()) {
+      repair_pause = std::chrono::seconds(0);
+      text += "; put back in " + std::to_string(done.milliseconds) + " ms";
+    } else {
+      ++counters.failures;
+      pause_repairs();
+      text += "; NOT put back: " + done.left.front().where + ": expected '" +
+              done.left.front().expected + "', found '" + done.left.front().found + "'";
+    }
+    if (!done.closed.empty()) text += "; closed " + std::to_string(done.closed.size()) + " ports";
+    if (!done.gone.empty()) text += "; " + std::to_string(done.gone.size()) + " ports have no link";
+    incident(text);
+    if (options.on_repair) options.on_repair(done);
+  }
+
+  void pause_repairs() {
+    repair_pause = std::clamp(repair_pause * 2, kFirstPause, kLongestPause);
+    repair_again = Clock::now() + repair_pause;
+  }
+
+  // The records to what the kernel could keep.
+  void settle(const netdriver::Repaired& repaired, Repair& done) {
+    done.left = repaired.left;
+    for (auto at = endpoints.begin(); at != endpoints.end();) {
+      const InterfaceName name = port_name(at->first);
+      const auto among = [&](const std::vector<InterfaceName>& names) {
+        return std::find(names.begin(), names.end(), name) != names.end();
+      };
+      if (among(repaired.closed)) {
+        done.closed.push_back(at->first);
+        if (const Status shut = gate->close_port(port_spec(at->second)); !shut) {
+          incident(shut.error().to_string());
+        }
+        if (at->second.release) {
+          at->second.release.reset();
+          if (const Status saved = store->save(at->second); !saved) {
+            incident(saved.error().to_string());
+          }
+        }
+      }
+      if (!among(repaired.gone)) {
+        ++at;
+        continue;
+      }
+      done.gone.push_back(at->first);
+      if (const Status gone = gate->delete_port(port_spec(at->second)); !gone) {
+        incident(gone.error().to_string());
+      }
+      if (const Status gone = store->remove(at->first); !gone) incident(gone.error().to_string());
+      unjoined.erase(at->first);
+      abandoned.erase(at->first);
+      at = endpoints.erase(at);
+    }
+    drop_unused_policies();
   }
 
   netdriver::PortSpec port_spec(const EndpointRecord& endpoint) const {
@@ -277,6 +511,10 @@ struct Host::Impl {
 
   void housekeeping() {
     const auto now = Clock::now();
+    if (repair_again && now >= *repair_again) {
+      repair_again.reset();
+      repair();
+    }
     std::vector<EndpointId> orphans;
     for (const auto& [id, since] : unjoined) {
       if (now - since > options.orphan_age) orphans.push_back(id);
@@ -576,6 +814,11 @@ Host::~Host() {
   impl_->wake.notify_all();
   impl_->firewall_wake.notify_all();
   if (impl_->thread.joinable()) impl_->thread.join();
+  if (impl_->guard_thread.joinable()) {
+    const std::uint64_t one = 1;
+    (void)!::write(impl_->guard_wake.get(), &one, sizeof one);
+    impl_->guard_thread.join();
+  }
   if (impl_->firewall_thread.joinable()) impl_->firewall_thread.join();
 }
 
@@ -752,6 +995,7 @@ Snapshot Host::snapshot() {
     if (impl_->gate) out.features = impl_->gate->features();
     out.ready = impl_->ready;
     out.failure = impl_->failure;
+    out.guard = impl_->counters;
     out.incidents = impl_->incidents;
     return out;
   });

@@ -13,7 +13,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,11 +28,33 @@
 
 namespace agentgate::host {
 
+// What the guard found changed by others, and what it did.
+struct Repair {
+  std::string at;  // RFC 3339, UTC
+  std::vector<netdriver::Difference> found;
+  std::vector<EndpointId> closed;           // ports that could not be put back
+  std::vector<EndpointId> gone;             // endpoints whose link was taken away
+  std::vector<netdriver::Difference> left;  // what is still not as meant
+  double milliseconds = 0;                  // from looking to having read back
+};
+
+// Counted since the start.
+struct GuardCounters {
+  std::uint64_t looks = 0;     // at notices of the kernel
+  std::uint64_t repairs = 0;   // of what others changed
+  std::uint64_t failures = 0;  // repairs that left something
+  std::uint64_t closed = 0;    // ports closed or lost by it
+  std::uint64_t lost = 0;      // times that the kernel threw notices away
+};
+
 struct Options {
   std::filesystem::path state_directory = "/var/lib/agentgate";
   std::chrono::milliseconds patience{20000};
   std::chrono::seconds orphan_age{60};  // an endpoint that nobody joined is collected after this
-  bool manage_firewall = true;          // keep our pair of rules in DOCKER-USER (firewall.h)
+  netdriver::Ownership ownership = netdriver::Ownership::best;
+  bool guard = true;                    // listen to the kernel and put back what others change
+  std::function<void(const Repair&)> on_repair;  // on the owner thread; must not call Host
+  bool manage_firewall = true;  // keep our pair of rules in DOCKER-USER (firewall.h)
 };
 
 // One endpoint with all that hangs together with it.
@@ -44,8 +68,9 @@ struct Snapshot {  // of the whole host, for `status` and `health`
   std::vector<EndpointRecord> endpoints;
   std::map<std::string, std::string> revisions;  // of the policies that ports are released to
   netdriver::KernelFeatures features;
-  bool ready = false;                  // the start's restore is done and succeeded
-  std::string failure;                 // why it is not
+  bool ready = false;   // the start's restore is done and succeeded
+  std::string failure;  // why it is not
+  GuardCounters guard;
   std::vector<std::string> incidents;  // what start and repair found, newest last, bounded
 };
 

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//
+// What others change of ours, one thing at a time with ip, bridge, tc and nft, is noticed and put
+// back: for a closed port and for a released one. That no packet gets out meanwhile is what the
+// leak tests count; here it is what is there afterwards, seen with the same tools.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "plugin/host/host.h"
+#include "tests/support/netns.h"
+
+namespace agentgate::host {
+namespace {
+
+using namespace std::chrono_literals;
+using netdriver::Ownership;
+using netdriver::PortState;
+using test::NetNamespace;
+
+const std::string kNetwork(64, 'a');
+const std::string kClosed = std::string(63, 'b') + "1";
+const std::string kReleased = "c" + std::string(63, 'd');
+
+struct Change {
+  const char* name;
+  const char* script;   // $port, $other (the closed one), $bridge
+  bool tables = false;  // needs tables that others may write to
+};
+
+// Every one of them leaves something that is not as meant.
+const Change kChanges[] = {
+    {"isolated", "bridge link set dev $port isolated off"},
+    {"learning", "bridge link set dev $port learning on"},
+    {"locked", "bridge link set dev $port locked off"},
+    {"flood", "bridge link set dev $port flood on"},
+    {"mcast_flood", "bridge link set dev $port mcast_flood on"},
+    {"bcast_flood", "bridge link set dev $port bcast_flood on"},
+    {"hairpin", "bridge link set dev $port hairpin on"},
+    {"guard", "bridge link set dev $port guard on"},
+    {"neigh_suppress", "bridge link set dev $port neigh_suppress on"},
+    {"fdb_foreign", "bridge fdb add 02:00:00:00:99:99 dev $port master static"},
+    {"fdb_of_a_closed_port", "bridge fdb add $other_mac dev $other master static"},
+    {"down", "ip link set $port down"},
+    {"nomaster", "ip link set $port nomaster"},
+    {"renamed", "ip link set $port down; ip link set $port name other0; ip link set other0 up"},
+    {"moved", "ip link set $port master br9"},
+    {"group", "ip link set $port group 5"},
+    {"bridge_down", "ip link set $bridge down"},
+    {"bridge_mac", "ip link set $bridge address 02:00:00:00:00:77"},
+    {"bridge_group", "ip link set $bridge group 5"},
+    {"bridge_address_gone", "ip addr del 172.30.0.1/24 dev $bridge"},
+    {"bridge_address6_gone", "ip addr del 2001:db8:30::1/64 dev $bridge"},
+    {"bridge_address_more", "ip addr add 172.30.9.1/24 dev $bridge"},
+    {"bridge_stp", "ip link set $bridge type bridge stp_state 1"},
+    {"bridge_snooping", "ip link set $bridge type bridge mcast_snooping 1"},
+    {"bridge_fwd_mask", "ip link set $bridge type bridge group_fwd_mask 0x4008"},
+    {"bridge_renamed", "ip link set $bridge down; ip link set $bridge name other1"},
+    {"bridge_deleted", "ip link del $bridge"},
+    {"flush_ruleset", "nft flush ruleset", true},
+    {"table_inet_gone", "nft delete table inet agentgate", true},
+    {"table_bridge_gone", "nft delete table bridge agentgate", true},
+    {"table_netdev_gone", "nft delete table netdev agentgate", true},
+    {"chain_flushed", "nft flush chain inet agentgate forward", true},
+    {"policy_chain_flushed", "nft flush chain inet agentgate from4_web", true},
+    {"port_chain_flushed", "nft flush chain netdev agentgate $port-in", true},
+    {"rule_added", "nft insert rule inet agentgate input accept", true},
+    {"element_gone", "nft delete element inet agentgate from4 '{ 172.30.0.12 }'", true},
+    {"element_added", "nft add element inet agentgate web.allow4 '{ 203.0.113.1 . tcp . 1 }'",
+     true},
+    {"masquerade_gone", "nft flush set inet agentgate masquerade4", true},
+};
+
+// Controls of a released port.
+const Change kControls[] = {
+    {"fdb_gone", "bridge fdb del $mac dev $port master"},
+    {"fdb_moved", "bridge fdb replace $mac dev $other master static"},
+    {"neighbour_gone", "ip neigh del 172.30.0.12 dev $bridge"},
+    {"neighbour6_gone", "ip neigh del 2001:db8:30::12 dev $bridge"},
+    {"neighbour_replaced",
+     "ip neigh replace 172.30.0.12 lladdr 02:00:00:00:99:99 dev $bridge nud permanent"},
+};
+
+class GuardTest : public test::KernelTest {
+ protected:
+  void SetUp() override {
+    KernelTest::SetUp();
+    if (IsSkipped()) return;
+    char pattern[] = "/tmp/agentgate-guard-XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern), nullptr);
+    directory = pattern;
+    space = std::make_unique<NetNamespace>();
+    // Another bridge of the host. An address of its own would be one of the host's, and in a set.
+    space->sh("ip link add br9 type bridge; ip link set br9 addrgenmode none; ip link set br9 up");
+  }
+  void TearDown() override {
+    host.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(directory, ignored);
+  }
+
+  void start(Ownership ownership) {
+    Options options;
+    options.state_directory = directory;
+    options.manage_firewall = false;
+    options.orphan_age = std::chrono::hours(1);
+    options.ownership = ownership;
+    options.on_repair = [this](const Repair& repair) {
+      const std::lock_guard lock(mutex);
+      repairs.push_back(repair);
+    };
+    space->run([&] { host = Host::start(std::move(options)); });
+    NetworkRecord network;
+    network.id = NetworkId::parse(kNetwork).value();
+    network.gateway4 = Ipv4InterfaceAddress::parse("172.30.0.1/24").value();
+    network.gateway6 = Ipv6InterfaceAddress::parse("2001:db8:30::1/64").value();
+    network.policy = "web";
+    ok(host->create_network(network));
+    add(kClosed, "11");
+    add(kReleased, "12");
+    const EndpointId id = EndpointId::parse(kReleased).value();
+    ok(host->prepare(id));
+    PolicyRecord policy;
+    policy.spec.name = "web";
+    const auto to = Ipv4Address::parse("192.0.2.80").value();
+    policy.spec.v4.allow.push_back({{to, to}, Protocol::tcp, {443, 443}});
+    policy.spec = netdriver::normalise(policy.spec);
+    Release release;
+    release.policy = "web";
+    release.container_name = "a1";
+    ok(host->release(id, release, policy));
+    settle();
+  }
+  void add(const std::string& id, const std::string& last) {
+    EndpointRecord endpoint;
+    endpoint.id = EndpointId::parse(id).value();
+    endpoint.network = NetworkId::parse(kNetwork).value();
+    endpoint.address4 = Ipv4Address::parse("172.30.0." + last).value();
+    endpoint.address6 = Ipv6Address::parse("2001:db8:30::" + last).value();
+    endpoint.mac = MacAddress::parse("02:00:00:00:01:" + last).value();
+    ok(host->create_endpoint(endpoint));
+    auto sandbox = std::make_unique<NetNamespace>();
+    space->must({"ip", "link", "set", peer_name(endpoint.id).str(), "netns", sandbox->path(),
+                 "name", "eth0"});
+    sandbox->must({"ip", "link", "set", "eth0", "up"});
+    ok(host->join(endpoint.id, "/proc/self/ns/net").map([](const Port&) {}));
+    sandboxes.push_back(std::move(sandbox));
+  }
+  static void ok(const Status& status) { ASSERT_TRUE(status) << status.error().to_string(); }
+
+  static std::string state(const Result<netdriver::PortReport>& report) {
+    if (!report) return report.error().to_string();
+    std::string out = report->state == PortState::released ? "released"
+                      : report->state == PortState::closed ? "closed"
+                                                           : "inconsistent";
+    for (const auto& one : report->differences) out += "; " + one.where + " " + one.found;
+    return out;
+  }
+  std::string states() {
+    const auto network = host->inspect_network(NetworkId::parse(kNetwork).value());
+    std::string out = state(host->inspect(EndpointId::parse(kClosed).value())) + ", " +
+                      state(host->inspect(EndpointId::parse(kReleased).value()));
+    if (!network) return out + ", " + network.error().to_string();
+    for (const auto& one : *network) out += "; " + one.where + " " + one.found;
+    return out;
+  }
+  // What nft lists, whatever the order it was made in.
+  std::multiset<std::string> ruleset() {
+    std::multiset<std::string> out;
+    std::istringstream lines(space->must({"nft", "-s", "list", "ruleset"}));
+    for (std::string line; std::getline(lines, line);) out.insert(line);
+    return out;
+  }
+  // Until the guard has nothing more to look at.
+  void settle() {
+    for (std::uint64_t before = ~0ULL;;) {
+      const std::uint64_t now = host->snapshot().guard.looks;
+      if (now == before) return;
+      before = now;
+      std::this_thread::sleep_for(50ms);
+    }
+  }
+  std::size_t count() {
+    const std::lock_guard lock(mutex);
+    return repairs.size();
+  }
+
+  void apply(const Change& change) {
+    const std::string released = port_name(EndpointId::parse(kReleased).value()).str();
+    const std::string closed = port_name(EndpointId::parse(kClosed).value()).str();
+    const std::string bridge = bridge_name(NetworkId::parse(kNetwork).value()).str();
+    space->sh("port=" + released + " other=" + closed + " bridge=" + bridge +
+              " mac=02:00:00:00:01:12 other_mac=02:00:00:00:01:11\n" + change.script);
+  }
+  void is_put_back(const Change& change) {
+    SCOPED_TRACE(change.name);
+    const std::size_t before = count();
+    const auto rules = ruleset();
+    const auto start = std::chrono::steady_clock::now();
+    apply(change);
+    while (count() == before && std::chrono::steady_clock::now() - start < 5s) {
+      std::this_thread::sleep_for(1ms);
+    }
+    ASSERT_GT(count(), before) << "not noticed; " << states();
+    settle();
+    EXPECT_EQ(states(), "closed, released");
+    EXPECT_TRUE(ruleset() == rules) << space->must({"nft", "-s", "list", "ruleset"});
+    const std::lock_guard lock(mutex);
+    for (std::size_t i = before; i < repairs.size(); ++i) {
+      EXPECT_FALSE(repairs[i].found.empty());
+      EXPECT_TRUE(repairs[i].left.empty())
+          << repairs[i].left.front().where << " " << repairs[i].left.front().found;
+      EXPECT_TRUE(repairs[i].closed.empty());
+      std::printf("%-24s noticed and put back in %.1f ms: %s\n", change.name,
+                  repairs[i].milliseconds, repairs[i].found.front().where.c_str());
+    }
+  }
+
+  std::filesystem::path directory;
+  std::unique_ptr<NetNamespace> space;
+  std::vector<std::unique_ptr<NetNamespace>> sandboxes;
+  std::mutex mutex;
+  std::vector<Repair> repairs;
+  std::unique_ptr<Host> host;  // last: its thread uses the others
+};
+
+TEST_F(GuardTest, WhatOthersChangeOfALinkIsPutBack) {
+  start(Ownership::best);
+  EXPECT_EQ(states(), "closed, released");
+  for (const Change& change : kChanges) {
+    if (!change.tables) is_put_back(change);
+    if (HasFatalFailure()) return;
+  }
+  // Not every kernel has it.
+  if (space->exec({"ip", "link", "set", "br9", "type", "bridge", "vlan_filtering", "1"}).status ==
+      0) {
+    is_put_back({"bridge_vlan_filtering", "ip link set $bridge type bridge vlan_filtering 1"});
+  }
+  for (const Change& change : kControls) {
+    is_put_back(change);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(GuardTest, WhatOthersChangeOfTheTablesIsPutBack) {
+  start(Ownership::none);
+  EXPECT_EQ(states(), "closed, released");
+  for (const Change& change : kChanges) {
+    if (change.tables) is_put_back(change);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(GuardTest, OwnedTablesAreNotOthersToChange) {
+  start(Ownership::owner);
+  const auto rules = ruleset();
+  for (const Change& change : kChanges) {
+    if (!change.tables) continue;
+    const std::string script = change.script;
+    const std::string port = port_name(EndpointId::parse(kReleased).value()).str();
+    const auto out = space->exec({"/bin/sh", "-c", "port=" + port + "\n" + script});
+    if (script != "nft flush ruleset") {
+      EXPECT_NE(out.status, 0) << change.name;
+    }
+    EXPECT_TRUE(ruleset() == rules) << change.name;
+  }
+  EXPECT_EQ(count(), 0U);
+}
+
+// Its own work is not taken for that of others.
+TEST_F(GuardTest, OwnChangesAreNoRepair) {
+  start(Ownership::best);
+  const EndpointId id = EndpointId::parse(kReleased).value();
+  for (int i = 0; i < 20; ++i) {
+    ok(host->clean(id));
+    ok(host->prepare(id));
+    ok(host->close(id));
+  }
+  ok(host->delete_endpoint(EndpointId::parse(kClosed).value()));
+  settle();
+  EXPECT_EQ(count(), 0U);
+  EXPECT_EQ(host->snapshot().guard.lost, 1U);  // the look after the start
+}
+
+TEST_F(GuardTest, APortWhoseLinkIsTakenAwayIsForgotten) {
+  start(Ownership::best);
+  apply({"", "ip link del $port"});
+  for (int i = 0; i < 500 && count() == 0; ++i) std::this_thread::sleep_for(10ms);
+  ASSERT_EQ(count(), 1U);
+  EXPECT_EQ(repairs[0].gone.size(), 1U);
+  EXPECT_FALSE(host->find(EndpointId::parse(kReleased).value()));
+  const std::string rules = space->must({"nft", "list", "ruleset"});
+  EXPECT_EQ(rules.find("172.30.0.12"), std::string::npos);
+  EXPECT_EQ(rules.find("web"), std::string::npos);
+}
+
+// Notices are lost when nobody reads them; then everything is compared.
+TEST_F(GuardTest, LostNoticesAreMadeUpFor) {
+  start(Ownership::best);
+  space->sh(
+      "i=0; while [ $i -lt 40 ]; do echo link add d$i type bridge; i=$((i+1)); done | ip -b -;"
+      "bridge link set dev " +
+      port_name(EndpointId::parse(kReleased).value()).str() + " isolated off");
+  for (int i = 0; i < 500 && count() == 0; ++i) std::this_thread::sleep_for(10ms);
+  settle();
+  EXPECT_EQ(states(), "closed, released");
+}
+
+}  // namespace
+}  // namespace agentgate::host
