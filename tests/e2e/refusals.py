@@ -102,13 +102,13 @@ class Refusals(Case):
 
     def test_wrong_runtime_and_alias(self):
         self.lab.standard_policy("gvisor-only", runtimes=["runsc"])
-        runtimes = ["runc", "fake-runsc"]
+        runtimes = {"runc": "is really runc", "fake-runsc": "is really runc"}
         if self.ENGINE != "20.10":  # which knows no runtimeType
-            runtimes.append("typed-runsc")
-        for runtime in runtimes:
+            runtimes["typed-runsc"] = "cannot verify"
+        for runtime, text in runtimes.items():
             with self.subTest(runtime):
                 self.container("r11-" + runtime, runtime=runtime)
-                self.refused("r11-" + runtime, "runc", "--policy", "gvisor-only")
+                self.refused("r11-" + runtime, text, "--policy", "gvisor-only")
         self.container("r13", runtime="runsc", pause=False)
         self.armed("r13", "--policy", "gvisor-only")
 
