@@ -1,29 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """SIGKILL in every arm step and every driver verb: never open, and the next start repairs."""
-import os
+import threading
 import unittest
 
 from common import *  # noqa: F401,F403
 
-ENGINE = os.environ.get("LAB_ENGINE", "28.5")
 REACH = [("tcp", ALLOWED, 443)]
 FORBIDDEN = [("tcp", DENIED, 443), ("tcp", METADATA, 80)]
 
 
-class Crash(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.world = World(ENGINE).__enter__()
-        cls.lab = cls.world.lab
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.world.__exit__(None)
-
-    def restart(self, env=None):
-        self.world.kill_daemon()
-        self.world.start_daemon(env=env)
-
+class Crash(Case):
     def died(self):
         process = self.lab.processes["agentgated"]
         wait_for("the daemon to be killed", lambda: process.poll() is not None, 20)
@@ -37,7 +23,7 @@ class Crash(unittest.TestCase):
         points += ["host.release.saved", "host.release.released", "host.close.closed"]
         for point in points:
             with self.subTest(point):
-                self.restart({"AGENTGATE_FAILPOINT": point})
+                self.world.restart_daemon({"AGENTGATE_FAILPOINT": point})
                 self.lab.docker("pause", "c1")
                 code, _, _ = self.world.ag("arm", "c1")
                 self.died()
@@ -47,72 +33,91 @@ class Crash(unittest.TestCase):
                 step = int(point.split(".")[2]) if point.startswith("arm") else 11
                 before = step < 11 or point in ("arm.step.11", "host.release.saved", "host.close.closed")
                 expected = [not before, False, False]
-                self.assertEqual(self.world.settled("c1", REACH + FORBIDDEN, expected)[0], expected)
+                self.reaches("c1", REACH + FORBIDDEN, expected)
                 self.world.start_daemon()
                 self.assertEqual(self.world.state("c1"), "closed" if before else "released", point)
                 self.assertEqual(self.lab.probe("c1", FORBIDDEN, seconds=1), [False, False], point)
         # And it can be armed as if nothing had been.
-        self.assertEqual(self.world.arm_paused("c1")[0], 0)
-        self.assertEqual(self.world.settled("c1", REACH, [True])[0], [True])
-        self.lab.docker("rm", "-f", "c1")
+        self.armed("c1")
+        self.reaches("c1", REACH, [True])
+        self.remove("c1")
+
+    def interrupted(self, *command):
+        """A docker command during which the daemon dies and is started again: how it ended."""
+        outcome = []
+        thread = threading.Thread(target=lambda: outcome.append(self.lab.docker(*command, check=False)))
+        thread.start()
+        self.died()
+        self.world.start_daemon()
+        thread.join()
+        self.assertEqual(len(outcome), 1, "docker did not end")
+        return outcome[0]
 
     def test_in_every_driver_verb(self):
         for verb in ("CreateEndpoint", "Join", "Leave", "DeleteEndpoint"):
             for when in ("begin", "done"):
                 point = f"driver.{verb}.{when}"
                 with self.subTest(point):
-                    self.restart({"AGENTGATE_FAILPOINT": point})
-                    import threading
-                    outcome = []
+                    self.world.restart_daemon({"AGENTGATE_FAILPOINT": point})
                     if verb in ("Leave", "DeleteEndpoint"):
                         self.lab.container("c2", "agents")
-                        work = lambda: outcome.append(self.lab.docker("rm", "-f", "c2", check=False))
+                        self.interrupted("rm", "-f", "c2")
                     else:
-                        work = lambda: outcome.append(self.lab.docker(
-                            "run", "-d", "--name", "c2", "--network", "agents", "lab/busybox", "sleep",
-                            "1000", check=False))
-                    thread = threading.Thread(target=work)
-                    thread.start()
-                    self.died()
-                    self.world.start_daemon()
-                    thread.join()
-                    running = self.lab.docker("ps", "-q", "-f", "name=c2").stdout.strip()
-                    if running:
-                        self.assertEqual(self.lab.probe("c2", REACH), [False])
-                    self.lab.docker("rm", "-f", "c2", check=False)
+                        done = self.interrupted("run", "-d", "--name", "c2", "--network", "agents", "lab/busybox",
+                                                "sleep", "1000")
+                        running = self.lab.docker("ps", "-q", "-f", "name=^c2$").stdout.strip()
+                        self.assertEqual(done.returncode == 0, bool(running), done)
+                        if running:  # an engine that asks again has it; most give up
+                            self.assertEqual(self.lab.probe("c2", REACH), [False])
+                            self.assertEqual(self.world.state("c2"), "closed")
+                    self.remove("c2")
         # What the interrupted requests left is collected; a new container works.
+        wait_for("what is left to be collected", lambda: self.world.leftovers() == [], 60)
         self.lab.container("c3", "agents")
-        code, report, error = self.world.arm_paused("c3")
-        self.assertEqual(code, 0, (report, error))
-        self.assertEqual(self.world.settled("c3", REACH + FORBIDDEN, [True, False, False])[0], [True, False, False])
-        self.lab.docker("rm", "-f", "c3")
+        self.armed("c3")
+        self.reaches("c3", REACH + FORBIDDEN, [True, False, False])
+        self.assertNotEqual(self.world.leftovers(), [])
+        self.remove("c3")
+
+    def create_second(self, subnet):
+        return ["network", "create", "-d", "agentgate", "--subnet", subnet, "second"]
 
     def test_in_network_verbs(self):
-        for point in ("driver.CreateNetwork.begin", "host.create_network.saved",
-                      "driver.CreateNetwork.done"):
+        for number, point in enumerate(("driver.CreateNetwork.begin", "host.create_network.saved",
+                                        "driver.CreateNetwork.done")):
             with self.subTest(point):
-                self.restart({"AGENTGATE_FAILPOINT": point})
-                import threading
-                thread = threading.Thread(target=lambda: self.lab.docker(
-                    "network", "create", "-d", "agentgate", "--subnet", "172.28.0.0/24", "second",
-                    check=False))
-                thread.start()
-                self.died()
-                self.world.start_daemon()
-                thread.join()
-                self.lab.docker("network", "rm", "second", check=False)
+                self.world.restart_daemon({"AGENTGATE_FAILPOINT": point})
+                done = self.interrupted(*self.create_second(f"172.28.{number}.0/24"))
+                known = self.lab.docker("network", "ls", "-q", "-f", "name=^second$").stdout.strip()
+                self.assertEqual(done.returncode == 0, bool(known), done)
                 status = self.world.ag("status")[1]
                 self.assertTrue(status["ready"], status)
+                if known:
+                    self.lab.docker("network", "rm", "second")
+                # Another one can be made and removed as if nothing had been.
+                self.lab.docker(*self.create_second(f"172.29.{number}.0/24"))
+                bridge = self.world.bridge("second")
+                self.assertIn(bridge, self.world.links())
+                self.lab.docker("network", "rm", "second")
+                self.assertNotIn(bridge, self.world.links())
+
+    @unittest.expectedFailure  # what the daemon saved of a network that Docker gave up is never collected
+    def test_what_was_interrupted_can_be_done_again(self):
+        self.world.restart_daemon({"AGENTGATE_FAILPOINT": "driver.CreateNetwork.done"})
+        self.interrupted(*self.create_second("172.28.9.0/24"))
+        self.lab.docker(*self.create_second("172.28.9.0/24"))
+        self.lab.docker("network", "rm", "second")
 
     def test_released_survives_kill_and_restart(self):
         self.lab.container("c4", "agents")
-        self.assertEqual(self.world.arm_paused("c4")[0], 0)
+        self.armed("c4")
         before = self.lab.run(["nft", "-s", "-a", "list", "ruleset"]).stdout
-        self.restart()
+        self.world.restart_daemon()
+        self.assertIn(f"{self.world.port('c4')}-in", before)
         self.assertEqual(self.lab.run(["nft", "-s", "-a", "list", "ruleset"]).stdout, before)
         self.assertEqual(self.world.state("c4"), "released")
-        self.assertEqual(self.world.settled("c4", REACH + FORBIDDEN, [True, False, False])[0], [True, False, False])
-        self.lab.docker("rm", "-f", "c4")
+        self.reaches("c4", REACH + FORBIDDEN, [True, False, False])
+        self.remove("c4")
 
     def test_a_second_daemon_refuses(self):
         second = self.lab.run(

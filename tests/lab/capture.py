@@ -16,32 +16,33 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from agentlab import ENGINES, Lab, LabError  # noqa: E402
+from labhost.host import ENGINES, Lab  # noqa: E402
 
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
 IMAGE = "lab/busybox"
 
 
 class Capture:
-    def __init__(self, host, target):
-        self.host, self.target = host, target
+    def __init__(self, lab, target):
+        self.lab, self.target = lab, target
+        self.version = lab.docker("version", "--format", "{{.Server.Version}}").stdout.split("+")[0].strip()
         self.seen = self.number = 0
 
     def collect(self, case, command):
-        requests = self.host.stub_requests()
+        requests = self.lab.stub_requests()
         for request in requests[self.seen:]:
             self.number += 1
             verb = request["path"].rpartition(".")[2]
-            entry = {"engine": self.host.engine.version, "case": case, "command": command, **request}
+            entry = {"engine": self.version, "case": case, "command": command, **request}
             path = self.target / f"{self.number:03}-{verb}-{case}.json"
             path.write_text(json.dumps(entry, indent=1) + "\n")
         self.seen = len(requests)
 
     def docker(self, case, *argv, fails=False):
         """One command; `fails`: it is expected to (None: it may), and is captured all the same."""
-        done = self.host.docker(*argv)
+        done = self.lab.docker(*argv, check=False)
         if fails is not None and bool(done.returncode) != fails:
-            raise LabError(f"{case}: docker {' '.join(argv)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+            raise RuntimeError(f"{case}: docker {' '.join(argv)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         self.collect(case, "docker " + " ".join(argv))
 
     def create(self, case, name, *argv, driver="agentgate"):
@@ -53,9 +54,9 @@ class Capture:
         self.docker(case + "-rm", "rm", "-f", name)
 
 
-def matrix(c, host):
-    modern = host.engine.name != "20.10"
-    host.start_stub()
+def matrix(c, lab):
+    modern = lab.engine != "20.10"
+    lab.start_stub()
     c.create("first", "n-plain", "--subnet", "172.30.0.0/24")
     c.create("default-pool", "n-auto")
     c.create("options", "n-options", "--subnet", "172.30.1.0/24", "--label", "lab=1", "--attachable",
@@ -66,7 +67,7 @@ def matrix(c, host):
     c.create("internal", "n-internal", "--internal", "--subnet", "172.30.4.0/24")
     c.create("aux-address", "n-aux", "--subnet", "172.30.5.0/24", "--gateway", "172.30.5.254", "--ip-range",
              "172.30.5.128/25", "--aux-address", "printer=172.30.5.129", "--aux-address", "scanner=172.30.5.130")
-    if host.engine.name == "28.5":
+    if lab.engine == "28.5":
         c.create("no-ipv4", "n-only-six", "--ipv4=false", "--ipv6", "--subnet", "2001:db8:31::/64")
         c.run("run-no-ipv4", "c-only-six", "--network", "n-only-six")
 
@@ -99,9 +100,9 @@ def matrix(c, host):
     c.docker("policy", "run", "-d", "--name", "c-policy", "--restart", "on-failure:1", "--network", "n-plain",
              IMAGE, "sh", "-c", "sleep 0.2; exit 3")
     end = time.monotonic() + 15
-    while host.inspect("c-policy")["RestartCount"] < 1 or host.inspect("c-policy")["State"]["Running"]:
+    while lab.inspect("c-policy")["RestartCount"] < 1 or lab.inspect("c-policy")["State"]["Running"]:
         if time.monotonic() > end:
-            raise LabError("the restart policy did nothing")
+            raise RuntimeError("the restart policy did nothing")
         time.sleep(0.1)
     c.collect("policy-restart", "(restart policy)")
     c.docker("policy-rm", "rm", "-f", "c-policy")
@@ -119,47 +120,46 @@ def matrix(c, host):
     c.docker("rm-two", "rm", "-f", "c-two")
 
     # A driver that answers Join with a gateway is also told about external connectivity.
-    gateway = host.start_stub("agentgate-gw", "gateway")
+    lab.start_stub("agentgate-gw", "gateway")
     c.create("gateway", "n-gw", "--subnet", "172.30.8.0/24", "--ipv6", "--subnet", "2001:db8:38::/64",
              driver="agentgate-gw")
     c.run("gateway-run", "c-gw", "--network", "n-gw", "-p", "8082:80")
     c.docker("gateway-network-rm", "network", "rm", "n-gw")
-    gateway.kill()
-    host.run("rm", "/run/docker/plugins/agentgate-gw.sock")
+    lab.stop_stub("agentgate-gw")
 
     # A driver that dies over a request: Docker sends it again, with an empty body.
-    dropping = host.start_stub("agentgate-drop", "half-routes", "--drop-once", "CreateEndpoint")
+    lab.start_stub("agentgate-drop", "half-routes", "--drop-once", "CreateEndpoint")
     c.create("retry", "n-drop", "--subnet", "172.30.9.0/24", driver="agentgate-drop")
     c.docker("retry-run", "run", "-d", "--name", "c-drop", "--network", "n-drop", IMAGE, fails=True)
     c.docker("retry-rm", "rm", "-f", "c-drop")
     c.docker("retry-network-rm", "network", "rm", "n-drop")
-    dropping.kill()
-    host.run("rm", "/run/docker/plugins/agentgate-drop.sock")
+    lab.stop_stub("agentgate-drop")
 
     c.docker("before-engine-stop", "run", "-d", "--name", "c-stay", "--network", "n-plain", "--restart", "always",
              IMAGE)
-    host.stop_dockerd()
+    lab.stop("dockerd", seconds=40)
     c.collect("engine-stop", "(SIGTERM to dockerd)")
-    host.start_dockerd()
+    lab.start_engine()
     end = time.monotonic() + 15
-    while not host.inspect("c-stay")["State"]["Running"] and time.monotonic() < end:
+    while not lab.inspect("c-stay")["State"]["Running"] and time.monotonic() < end:
         time.sleep(0.1)
     c.collect("engine-start", "(dockerd starts again)")
     c.docker("after-engine-start", "rm", "-f", "c-stay")
-    for name in host.docker_ok("network", "ls", "--filter", "driver=agentgate", "--format", "{{.Name}}").split():
+    for name in lab.docker("network", "ls", "--filter", "driver=agentgate", "--format",
+                           "{{.Name}}").stdout.split():
         c.docker("network-rm-" + name.removeprefix("n-"), "network", "rm", name)
 
 
 def capture(engine, target):
     """Replaces what is in `target`/ENGINE; answers with how many requests there are."""
     folder = target / engine
-    with Lab() as lab:
-        host = lab.host(engine)
-        host.start_engine()
-        work = lab.base / "golden"
+    with Lab(engine) as lab:
+        lab.start_engine()
+        lab.import_image()
+        work = pathlib.Path(lab.path("golden"))
         work.mkdir()
-        c = Capture(host, work)
-        matrix(c, host)
+        c = Capture(lab, work)
+        matrix(c, lab)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(work, folder)
         return c.number

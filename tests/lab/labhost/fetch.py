@@ -55,7 +55,10 @@ def bundle(name):
                        stdout=subprocess.DEVNULL)
         os.makedirs(target, exist_ok=True)
         for package in packages:
-            newest = sorted(glob.glob(f"{work}/debs/{package}_*.deb"))[-1]
+            newest = max(glob.glob(f"{work}/debs/{package}_*.deb"), key=os.path.getmtime)
+            if package == "docker.io" and not os.path.basename(newest).startswith(f"docker.io_{name}."):
+                raise RuntimeError(f"suite {suite} has {os.path.basename(newest)} now, not {name}: "
+                                   "teach tests/lab/labhost/fetch.py where that engine is")
             subprocess.run(["dpkg", "-x", newest, target], check=True)
         open(os.path.join(target, ".complete"), "w").close()
     return target
@@ -81,7 +84,8 @@ def runsc():
     return patched
 
 
-def main():
-    for name in BUNDLES:
-        print(f"{name}: {bundle(name)}")
+def fetch(engines=ENGINES):
+    for name in engines:
+        print(f"engine {name}: {bundle(name)}")
+    print(f"runc: {os.path.join(bundle('20.10'), 'usr/sbin/runc')}")
     print(f"runsc: {runsc()}")

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Frames from a container's side, and a count of where they come out. Runs in the lab's namespaces.
 
-usage: frames.py send NETNS DEVICE JSON      JSON: own_mac own4 own6 gw_mac gw4 gw6 other_mac other4 out4
-       frames.py count NETNS SECONDS DEVICE...   prints {"DEVICE": {"KIND": N}} of marked frames
+usage: frames.py send NETNS DEVICE JSON      JSON: own_mac own4 own6 gw_mac gw4 gw6 other_mac other4
+                                             other6 out4 out6 allowed4 allowed6
+       frames.py count NETNS SECONDS DEVICE... MAC... [control=MAC]
+           counts until SECONDS after the end of its input; prints {"DEVICE": {"KIND": N}}
 
 A frame carries "AGLAB:KIND:" where it has room, so it is recognised after routing too; a frame
-without room (ARP) is recognised by its ether source, which no one else in the lab uses.
+without room (ARP) is recognised by its ether source, which no one else in the lab uses. Frames of
+the control's MAC that carry no mark are counted as "control".
 """
 import json
 import os
@@ -16,6 +19,7 @@ import sys
 import time
 
 PKT_OUTGOING = 4
+TIMES = 3  # each kind is sent so often
 
 
 def enter(netns):
@@ -95,6 +99,7 @@ def catalogue(i):
     add("own-udp-gateway", gw, own, 0x0800, u4(i["own4"], i["gw4"]))
     add("own-udp-out", gw, own, 0x0800, u4(i["own4"], i["out4"]))
     add("own-tcp-out", gw, own, 0x0800, syn(i["own4"], i["out4"], 80))
+    add("allowed-udp", gw, own, 0x0800, u4(i["own4"], i["allowed4"], 53))
     add("own-udp-metadata", gw, own, 0x0800, u4(i["own4"], "169.254.169.254", 80))
     add("own-udp-neighbour-direct", other, own, 0x0800, u4(i["own4"], i["other4"]))
     add("own-udp-neighbour-routed", gw, own, 0x0800, u4(i["own4"], i["other4"]))
@@ -139,6 +144,10 @@ def catalogue(i):
 
         def u6(src, dst):
             return lambda m: ip6(src, dst, 17, l4sum6(src, dst, 17, struct.pack("!HHHH", 40000, 9, 8 + len(m), 0) + m, 6))
+        def syn6(src, dst, port):
+            return lambda m: ip6(src, dst, 6, l4sum6(src, dst, 6, struct.pack(
+                "!HHIIBBHHH", 40000, port, 1, 0, 0x50, 2, 1000, 0, 0) + m, 16))
+        add("allowed-tcp6", gw, own, 0x86DD, syn6(me, i["allowed6"], 443))
         add("own-udp6-out", gw, own, 0x86DD, u6(me, o6))
         add("own-udp6-gateway", gw, own, 0x86DD, u6(me, g6))
         add("spoof-ip6", gw, own, 0x86DD, u6(i["other6"], o6))
@@ -158,7 +167,7 @@ def send(netns, device, identity):
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     sock.bind((device, 0))
     sent = {}
-    for _ in range(3):
+    for _ in range(TIMES):
         for name, frame in catalogue(identity).items():
             try:
                 sock.send(frame if len(frame) >= 60 else frame + b"\0" * (60 - len(frame)))
@@ -168,7 +177,7 @@ def send(netns, device, identity):
     print(json.dumps(sent))
 
 
-def count(netns, seconds, devices, sources):
+def count(netns, seconds, devices, sources, control):
     enter(netns)
     import select
     socks = {}
@@ -179,11 +188,14 @@ def count(netns, seconds, devices, sources):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
         socks[sock] = device
     print("ready", flush=True)
-    end = time.time() + seconds
+    end = None
     pattern = re.compile(rb"AGLAB:([a-z0-9-]+):")
-    sources = [mac(s) for s in sources]
-    while time.time() < end:
-        for sock in select.select(list(socks), [], [], 0.1)[0]:
+    sources, control = [mac(s) for s in sources], [mac(s) for s in control]
+    while end is None or time.time() < end:
+        for sock in select.select(list(socks) + ([sys.stdin] if end is None else []), [], [], 0.1)[0]:
+            if sock is sys.stdin:
+                end = time.time() + seconds
+                continue
             data, address = sock.recvfrom(65536)
             device = socks[sock]
             match = pattern.search(data)
@@ -191,6 +203,8 @@ def count(netns, seconds, devices, sources):
                 kind = match.group(1).decode()
             elif data[6:12] in sources:
                 kind = "unmarked-%04x" % struct.unpack("!H", data[12:14])[0]
+            elif data[6:12] in control:
+                kind = "control"
             else:
                 continue
             # On a port's host end incoming frames are seen before the gate; only what leaves counts.
@@ -204,5 +218,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "send":
         send(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
     else:
-        count(sys.argv[2], float(sys.argv[3]), [a for a in sys.argv[4:] if ":" not in a],
-              [a for a in sys.argv[4:] if ":" in a])
+        rest = sys.argv[4:]
+        count(sys.argv[2], float(sys.argv[3]), [a for a in rest if ":" not in a],
+              [a for a in rest if ":" in a and "=" not in a],
+              [a.partition("=")[2] for a in rest if a.startswith("control=")])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A Docker host in namespaces: network, mounts, engine, agentgated; and the internet behind it."""
 import atexit
+import glob
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ ALLOWED, ALLOWED6, DENIED, DENIED6 = "192.0.2.80", "2001:db8:80::80", "192.0.2.8
 METADATA, LAN = "169.254.169.254", "10.99.0.9"
 UPLINK_HOST, UPLINK_FAR = "203.0.113.2", "203.0.113.1"
 UPLINK6_HOST, UPLINK6_FAR = "2001:db8:113::2", "2001:db8:113::1"
+ENGINES = fetch.ENGINES
+PREFIX = "agentlab-"  # of a lab's folder in the directory for temporary files, and of its cgroup
 
 
 class Timeout(Exception):
@@ -34,22 +37,127 @@ def wait_for(what, condition, seconds=30, every=0.05):
     raise Timeout(what)
 
 
-class Lab:
-    """Use as a context manager. Everything it starts it stops, by process id."""
+def start_time(pid):
+    """When a process started, in ticks since boot: a pid alone may be somebody else's by now."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
 
-    def __init__(self, engine="20.10", verbose=False):
-        self.engine, self.verbose = engine, verbose
-        self.dir = tempfile.mkdtemp(prefix="agentlab-")
+
+def end_strays(holders):
+    """containerd's shims outlive containerd on purpose. Whatever still runs in a namespace that a
+    lab made is the lab's to end; the holders that keep the namespaces go last."""
+    inside, parents, strays = set(), {}, set()
+    for pid in holders:
+        try:
+            inside.add(os.readlink(f"/proc/{pid}/ns/net"))
+        except OSError:
+            pass
+    inside.discard(os.readlink("/proc/self/ns/net"))  # never the machine's own
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        pid = int(entry)
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                parents[pid] = int(file.read().rpartition(")")[2].split()[1])
+            if pid not in holders and os.readlink(f"/proc/{pid}/ns/net") in inside:
+                strays.add(pid)
+        except OSError:
+            pass  # it ended by itself
+    while True:  # a shim's containers are in namespaces of their own
+        more = {pid for pid, parent in parents.items() if parent in strays} - strays - holders
+        if not more:
+            break
+        strays |= more
+    for pid in strays:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def remove_folder(folder):
+    """A lab's folder, what is mounted below it, and its cgroups."""
+    with open("/proc/self/mounts") as file:
+        mounts = [line.split()[1] for line in file if line.split()[1].startswith(folder + "/")]
+    for mount in sorted(mounts, reverse=True):
+        subprocess.run(["umount", "-l", mount], stderr=subprocess.DEVNULL)
+    name = os.path.basename(folder)
+    for top in glob.glob(f"/sys/fs/cgroup/*/{name}") + glob.glob(f"/sys/fs/cgroup/{name}"):
+        for group, _, _ in os.walk(top, topdown=False):
+            for _ in range(50):  # one whose processes were just killed is busy for a moment
+                try:
+                    os.rmdir(group)
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    time.sleep(0.02)
+                    continue
+                break
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def labs():
+    """The labs on this machine: (folder, pid of the owner, whether the owner lives, engine)."""
+    found = []
+    for note in sorted(glob.glob(os.path.join(tempfile.gettempdir(), PREFIX + "*", "owner.json"))):
+        try:
+            with open(note) as file:
+                owner = json.load(file)
+        except (OSError, ValueError):
+            continue  # it is being made or removed right now
+        found.append((os.path.dirname(note), owner["pid"],
+                      start_time(owner["pid"]) == owner["start"], owner["engine"]))
+    return found
+
+
+def sweep():
+    """Ends and removes what labs left whose owner was killed; every new lab does this first."""
+    removed = []
+    for folder, _, alive, _ in labs():
+        if alive:
+            continue
+        holders = set()
+        for note in glob.glob(os.path.join(folder, "*.holder")):
+            with open(note) as file:
+                pid, start = map(int, file.read().split())
+            if start_time(pid) == start:
+                holders.add(pid)
+        end_strays(holders)
+        for pid in holders:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        remove_folder(folder)
+        removed.append(folder)
+    return removed
+
+
+class Lab:
+    """Use as a context manager. Everything it starts it stops, by process id.
+
+    `daemon` is merged into daemon.json; `keep` leaves the logs behind.
+    """
+
+    def __init__(self, engine="20.10", verbose=False, daemon=None, keep=False):
+        if os.geteuid() != 0:
+            raise PermissionError("the lab makes namespaces: it needs root")
+        self.engine, self.verbose, self.keep = engine, verbose, keep
+        self.daemon = daemon or {}
         self.processes = {}  # name -> Popen, in order of start
         self.bundle = fetch.bundle(engine)
         self.runc = os.path.join(fetch.bundle("20.10"), "usr/sbin/runc")
         self.runsc = fetch.runsc()
+        sweep()
+        self.dir = tempfile.mkdtemp(prefix=PREFIX)
 
     # -- processes --------------------------------------------------------------------------------
-    def spawn(self, name, argv, env=None):
+    def spawn(self, name, argv, env=None, pass_fds=()):
         with open(os.path.join(self.dir, name + ".log"), "ab") as log:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       env=env, start_new_session=True)
+                                       env=env, start_new_session=True, pass_fds=pass_fds)
         self.processes[name] = process
         return process
 
@@ -62,6 +170,7 @@ class Lab:
         if process is None or process.poll() is not None:
             return
         process.send_signal(sig)
+        process.send_signal(signal.SIGCONT)  # a test may have stopped it
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -79,14 +188,27 @@ class Lab:
             if process.poll() is not None:
                 raise RuntimeError(f"{name} did not start: {self.log_of(name)}")
             return os.path.exists(ready)
+        self.write(name + ".holder", f"{process.pid} {start_time(process.pid)}")
         wait_for(name, done)
         return process.pid
 
     def __enter__(self):
         atexit.register(self.close)
+        try:
+            return self._make()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self):
+        # One that is told to stop still takes itself down: atexit does not run on a plain SIGTERM.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, lambda sig, _: sys.exit(128 + sig))
         d = self.dir
-        os.makedirs("/etc/docker", exist_ok=True)
-        for folder in ("run", "etc-docker", "policies", "state", "log", "cgroup"):
+        self.write("owner.json", json.dumps({"pid": os.getpid(), "start": start_time(os.getpid()),
+                                             "engine": self.engine}))
+        for folder in ("run", "etc", "etc-docker", "policies", "state", "log", "cgroup"):
             os.makedirs(os.path.join(d, folder), exist_ok=True)
         os.chmod(os.path.join(d, "policies"), 0o755)
         self.write("resolv.conf", f"nameserver {DNS}\n")
@@ -105,6 +227,10 @@ class Lab:
             mount -t sysfs sysfs /sys
             mount --rbind {d}/cgroup /sys/fs/cgroup
             mount --bind {d}/run /run
+            mount -t tmpfs tmpfs {d}/etc
+            mkdir {d}/etc/upper {d}/etc/work
+            mount -t overlay overlay -o lowerdir=/etc,upperdir={d}/etc/upper,workdir={d}/etc/work /etc
+            mkdir -p /etc/docker
             mount --bind {d}/etc-docker /etc/docker
             mount --bind {d}/resolv.conf /etc/resolv.conf
             ip link set lo up
@@ -130,54 +256,26 @@ class Lab:
         atexit.unregister(self.close)
         if not os.path.isdir(self.dir):
             return
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)  # a test may have stopped it
         if "dockerd" in self.processes and self.processes["dockerd"].poll() is None:
-            ids = self.docker("ps", "-aq", check=False).stdout.split()
-            if ids:
-                self.docker("rm", "-f", *ids, check=False, timeout=120)
+            try:
+                ids = self.docker("ps", "-aq", check=False, timeout=30).stdout.split()
+                if ids:
+                    self.docker("rm", "-f", *ids, check=False, timeout=120)
+            except subprocess.TimeoutExpired:
+                pass  # what runs on is ended below
         for name in reversed(list(self.processes)):
             if name not in ("host", "internet"):
                 self.stop(name)
-        self._end_strays()
+        end_strays({self.processes[name].pid for name in ("host", "internet") if name in self.processes})
         for name in ("host", "internet"):
             self.stop(name, signal.SIGKILL)
-        for mount in sorted(self._mounts(), reverse=True):
-            subprocess.run(["umount", "-l", mount], stderr=subprocess.DEVNULL)
-        shutil.rmtree(self.dir, ignore_errors=True)
-
-    def _end_strays(self):
-        """containerd's shims outlive containerd on purpose. Whatever still runs in a namespace that
-        this lab made is the lab's to end; the holders that keep the namespaces go last."""
-        holders = {self.processes[name].pid for name in ("host", "internet") if name in self.processes}
-        inside, parents, strays = set(), {}, set()
-        for pid in holders:
-            try:
-                inside.add(os.readlink(f"/proc/{pid}/ns/net"))
-            except OSError:
-                pass
-        inside.discard(os.readlink("/proc/self/ns/net"))  # never the machine's own
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            pid = int(entry)
-            try:
-                with open(f"/proc/{pid}/stat") as file:
-                    parents[pid] = int(file.read().rpartition(")")[2].split()[1])
-                if pid not in holders and os.readlink(f"/proc/{pid}/ns/net") in inside:
-                    strays.add(pid)
-            except OSError:
-                pass  # it ended by itself
-        while True:  # a shim's containers are in namespaces of their own
-            more = {pid for pid, parent in parents.items() if parent in strays} - strays - holders
-            if not more:
-                break
-            strays |= more
-        for pid in strays:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
-
-    def _mounts(self):
-        with open("/proc/self/mounts") as file:
-            return [line.split()[1] for line in file if line.split()[1].startswith(self.dir)]
+        if self.keep:
+            os.unlink(self.path("owner.json"))  # nobody's to sweep
+        else:
+            remove_folder(self.dir)
 
     def write(self, name, text):
         path = os.path.join(self.dir, name)
@@ -227,9 +325,26 @@ class Lab:
                  f"--host-record=api.allowed.test,{ALLOWED},{ALLOWED6}",
                  f"--host-record=denied.test,{DENIED},{DENIED6}",
                  f"--host-record=metadata.rebind.test,{METADATA}"], "internet"))
-        wait_for("servers", lambda: self.run(
-            ["/bin/sh", "-c", f"exec 3<>/dev/tcp/{ALLOWED}/80"], check=False).returncode == 0 or
-            "LISTEN" in self.run(["ss", "-ltn", "sport", "=", ":80"], "internet").stdout)
+        def up():
+            listening = self.run(["ss", "-lntuH"], "internet").stdout
+            names = [self.processes[name].poll() for name in ("servers", "dns", "dns-other")]
+            if names != [None] * 3:
+                raise RuntimeError("the internet ended: " + "".join(
+                    self.log_of(name) for name in ("servers", "dns", "dns-other")))
+            wanted = [one.partition(":")[2] for one in listen] + [f"{DNS}:53", f"{OTHER_DNS}:53"]
+            return all(one.replace(ALLOWED6, f"[{ALLOWED6}]").replace(DENIED6, f"[{DENIED6}]") in listening
+                       for one in wanted)
+        wait_for("servers", up)
+
+    def host_services(self, *what):
+        """Services of the Docker host itself, each as servers.py wants it: "tcp:ADDRESS:PORT"."""
+        self.spawn("host-services", self.nsenter(
+            [sys.executable, os.path.join(HERE, "servers.py"), self.path("server.pem"), *what]))
+
+        def up():
+            listening = self.run(["ss", "-ltnH"]).stdout
+            return all(one.partition(":")[2] in listening for one in what)
+        wait_for("host services", up)
 
     def dns_queries(self, name="dns"):
         return [line for line in self.log_of(name).splitlines() if "query[" in line]
@@ -243,22 +358,27 @@ class Lab:
                 "LANG": "C.UTF-8"}
 
     def daemon_json(self, extra):
-        config = {"runtimes": {
+        config = {"cgroup-parent": "/" + os.path.basename(self.dir), "runtimes": {
             "runsc": {"path": self.runsc, "runtimeArgs": ["--platform=systrap"]},
             "fake-runsc": {"path": self.runc}}}
+        if self.engine != "20.10":  # a type that is not gVisor's, whatever it is called
+            config["runtimes"]["typed-runsc"] = {"runtimeType": "io.containerd.runc.v2"}
+        config.update(self.daemon)
         config.update(extra)
         self.write("etc-docker/daemon.json", json.dumps(config, indent=1))
 
     def start_engine(self, wait=True):
         env = self.environment()
         if "containerd" not in self.processes:
+            self.write("containerd.toml", 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri", '
+                                          '"io.containerd.internal.v1.opt"]\n')
             self.spawn("containerd", self.nsenter(
-                ["containerd", "--root", self.path("containerd"), "--state", "/run/ctr", "-a",
+                ["containerd", "--config", self.path("containerd.toml"), "--root", self.path("containerd"), "--state", "/run/ctr", "-a",
                  "/run/ctr.sock"]), env)
             wait_for("containerd", lambda: os.path.exists(self.path("run/ctr.sock")))
         self.spawn("dockerd", self.nsenter(
             ["dockerd", "--containerd", "/run/ctr.sock", "--data-root", self.path("docker"),
-             "--exec-root", "/run/dk", "--pidfile", "/run/dockerd.pid", "-H",
+             "--pidfile", "/run/dockerd.pid", "-H",
              "unix:///run/docker.sock"]), env)
         if wait:
             self.wait_engine()
@@ -284,25 +404,53 @@ class Lab:
 
     def import_image(self):
         root = self.path("image")
-        os.makedirs(root + "/bin", exist_ok=True)
-        os.makedirs(root + "/etc", exist_ok=True)
+        for folder in ("bin", "etc", "tmp"):
+            os.makedirs(os.path.join(root, folder), exist_ok=True)
         shutil.copy("/bin/busybox", root + "/bin/busybox")
-        for applet in ("sh", "sleep", "nc", "wget", "nslookup", "cat", "ip", "ping", "true", "echo",
-                       "date", "timeout", "ls", "seq"):
-            if not os.path.islink(f"{root}/bin/{applet}"):
+        for applet in subprocess.run(["/bin/busybox", "--list"], check=True, capture_output=True,
+                                     text=True).stdout.split():
+            if applet != "busybox" and not os.path.islink(f"{root}/bin/{applet}"):
                 os.symlink("busybox", f"{root}/bin/{applet}")
         tar = subprocess.run(["tar", "-C", root, "-c", "."], check=True, capture_output=True).stdout
-        subprocess.run(["docker", "import", "-", "lab/busybox"], input=tar, check=True,
-                       env=self.environment(), stdout=subprocess.DEVNULL)
+        subprocess.run(["docker", "import", "-c", 'CMD ["sleep", "1000000"]', "-c", "ENV PATH=/bin",
+                        "-", "lab/busybox"], input=tar, check=True, env=self.environment(),
+                       stdout=subprocess.DEVNULL)
+
+    # -- drivers ----------------------------------------------------------------------------------
+    def start_stub(self, name="agentgate", mode="half-routes", *options):
+        """The logging stub in place of the driver; its requests are in stub_requests()."""
+        process = f"stub.{name}"
+        self.spawn(process, self.nsenter(
+            [sys.executable, os.path.join(os.path.dirname(HERE), "stub_driver.py"), "--name", name,
+             "--mode", mode, "--log", self.path("stub.requests"), *options]))
+
+        def up():
+            if self.processes[process].poll() is not None:
+                raise RuntimeError(f"{process} ended: {self.log_of(process)}")
+            return "READY" in self.log_of(process)
+        wait_for(process, up)
+
+    def stop_stub(self, name):
+        self.stop(f"stub.{name}", signal.SIGKILL)
+        os.unlink(self.path(f"run/docker/plugins/{name}.sock"))
+
+    def stub_requests(self):
+        """What Docker sent to every stub so far, in order: method, path, headers, body."""
+        try:
+            with open(self.path("stub.requests")) as file:
+                return [json.loads(line) for line in file]
+        except FileNotFoundError:
+            return []
 
     # -- agentgate --------------------------------------------------------------------------------
-    def start_agentgated(self, binary, *extra, env=None, wait=True):
+    def start_agentgated(self, binary, *extra, env=None, wait=True, wrap=(), pass_fds=()):
         environment = dict(self.environment(), **(env or {}))
         os.makedirs(self.path("run/docker/plugins"), exist_ok=True)
         self.spawn("agentgated", self.nsenter(
-            [binary, "--state-directory", self.path("state"), "--policy-directory",
+            [*wrap, binary, "--state-directory", self.path("state"), "--policy-directory",
              self.path("policies"), "--audit-file", self.path("log/audit.jsonl"),
-             "--engine-pid-file", "/run/dockerd.pid", "--log-level", "debug", *extra]), environment)
+             "--engine-pid-file", "/run/dockerd.pid", "--log-level", "debug", *extra]), environment,
+            pass_fds)
         if wait:
             self.wait_agentgated()
 
@@ -340,6 +488,8 @@ class Lab:
     def probe(self, name, probes, seconds=4):
         """Tries each (kind, address, port) inside the container, all at once; a bool for each."""
         script = []
+        # The answer's address; the server's own is printed with its port, whatever it says.
+        found = r"grep -Eq '^Address.* 192\.0\.2\.8[01]$'"
         for number, (kind, address, port) in enumerate(probes):
             if kind == "tcp":
                 test = (f'r=$(echo | timeout {seconds} nc -w {seconds} {address} {port} 2>/dev/null); '
@@ -347,9 +497,11 @@ class Lab:
                 if port == 443:  # TLS: the server waits for a hello; that it connects is enough
                     test = f"timeout {seconds} nc -w {seconds} {address} {port} -e /bin/true </dev/null 2>/dev/null"
             elif kind == "dns":  # address: server, port: name
-                test = f"timeout {seconds} nslookup {port} {address} 2>/dev/null | grep -q 192.0.2"
+                test = f"timeout {seconds} nslookup {port} {address} 2>/dev/null | {found}"
             elif kind == "name":  # through the container's own resolver file
-                test = f"timeout {seconds} nslookup {port} 2>/dev/null | grep -q 192.0.2"
+                test = f"timeout {seconds} nslookup {port} 2>/dev/null | {found}"
+            else:
+                raise ValueError(f"no such probe: {kind}")
             script.append(f"( if {test}; then echo {number} yes; else echo {number} no; fi ) &")
         script.append("wait")
         result = self.docker("exec", name, "sh", "-c", "\n".join(script), check=False, timeout=300)
