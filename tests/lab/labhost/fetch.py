@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Gets engines and gVisor from Debian's archive into a cache, without installing them.
+"""Gets engines, gVisor and kernels from Debian's archive into a cache, without installing them.
 
 Every engine is unpacked with dpkg -x into the cache; the machine's own packages, services and apt
 state stay as they are. The archive's address is the machine's own (apt-get indextargets).
@@ -7,6 +7,7 @@ state stay as they are. The archive's address is the machine's own (apt-get inde
 import fcntl
 import glob
 import os
+import shutil
 import subprocess
 
 CACHE = os.environ.get("AGENTGATE_LAB_CACHE", "/var/cache/agentgate-lab")
@@ -19,6 +20,8 @@ BUNDLES = {
     "runsc": ("bookworm-backports", ["runsc"]),
 }
 ENGINES = ["20.10", "26.1", "28.5"]
+# Kernels that scripts/vm boots, and the suite that has each as linux-image-cloud-amd64.
+KERNELS = {"6.1": "bookworm", "6.12": "trixie"}
 
 
 def _archive():
@@ -31,6 +34,20 @@ def _archive():
     return plain[0]
 
 
+def _apt(cache, suite):
+    """A folder for apt to work in, and the options that make it work there, on that suite."""
+    work = os.path.join(cache, "apt-" + suite)
+    for folder in ("lists/partial", "cache/archives/partial", "debs"):
+        os.makedirs(os.path.join(work, folder), exist_ok=True)
+    sources = os.path.join(work, "sources.list")
+    with open(sources, "w") as file:
+        file.write("deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
+                   f"{_archive()} {suite} main\n")
+    return work, ["-o", f"Dir::Etc::SourceList={sources}", "-o", "Dir::Etc::SourceParts=/dev/null",
+                  "-o", f"Dir::State::Lists={work}/lists", "-o", f"Dir::Cache={work}/cache",
+                  "-o", "APT::Sandbox::User=root", "-qq"]
+
+
 def bundle(name):
     """The folder of a bundle, fetched if need be."""
     suite, packages = BUNDLES[name]
@@ -40,16 +57,8 @@ def bundle(name):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.exists(os.path.join(target, ".complete")):
             return target
-        work = os.path.join(CACHE, "apt-" + suite)
-        for folder in ("lists/partial", "cache/archives/partial", "debs"):
-            os.makedirs(os.path.join(work, folder), exist_ok=True)
-        sources = os.path.join(work, "sources.list")
-        with open(sources, "w") as file:
-            file.write("deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
-                       f"{_archive()} {suite} main\n")
-        apt = ["apt-get", "-o", f"Dir::Etc::SourceList={sources}", "-o",
-               "Dir::Etc::SourceParts=/dev/null", "-o", f"Dir::State::Lists={work}/lists", "-o",
-               f"Dir::Cache={work}/cache", "-o", "APT::Sandbox::User=root", "-qq"]
+        work, options = _apt(CACHE, suite)
+        apt = ["apt-get", *options]
         subprocess.run(apt + ["update"], check=True)
         subprocess.run(apt + ["download"] + packages, check=True, cwd=os.path.join(work, "debs"),
                        stdout=subprocess.DEVNULL)
@@ -82,6 +91,36 @@ def runsc():
         os.chmod(patched + ".new", 0o755)
         os.rename(patched + ".new", patched)
     return patched
+
+
+def kernel(name):
+    """The boot image of a kernel, its folder of modules, and its release (as of uname -r)."""
+    suite = KERNELS[name]
+    cache = os.path.join(CACHE, "vm")
+    target = os.path.join(cache, "linux-" + name)
+    os.makedirs(cache, exist_ok=True)
+    with open(os.path.join(cache, ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(os.path.join(target, ".complete")):
+            work, options = _apt(cache, suite)
+            subprocess.run(["apt-get", *options, "update"], check=True)
+            # The package of that name only depends on the kernel of the day.
+            depends = subprocess.run(["apt-cache", *options, "depends", "--important", "linux-image-cloud-amd64"],
+                                     check=True, capture_output=True, text=True).stdout
+            package = next(line.split()[1] for line in depends.splitlines() if "Depends:" in line)
+            if not package.startswith(f"linux-image-{name}."):
+                raise RuntimeError(f"suite {suite} has {package} now, not {name}: "
+                                   "teach tests/lab/labhost/fetch.py where that kernel is")
+            subprocess.run(["apt-get", *options, "download", package], check=True,
+                           cwd=os.path.join(work, "debs"), stdout=subprocess.DEVNULL)
+            newest = max(glob.glob(f"{work}/debs/{package}_*.deb"), key=os.path.getmtime)
+            shutil.rmtree(target, ignore_errors=True)
+            subprocess.run(["dpkg", "-x", newest, target], check=True)
+            open(os.path.join(target, ".complete"), "w").close()
+    image = glob.glob(f"{target}/boot/vmlinuz-*")[0]
+    release = os.path.basename(image).removeprefix("vmlinuz-")
+    # Below /lib until Debian 12, below /usr/lib since.
+    return image, glob.glob(f"{target}/**/lib/modules/{release}", recursive=True)[0], release
 
 
 def fetch(engines=ENGINES):
