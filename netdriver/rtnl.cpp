@@ -433,7 +433,7 @@ Result<std::vector<FdbEntry>> Rtnl::fdb(std::uint32_t bridge_index) {
         const auto entry = wire::parse_neighbour(answer);
         if (!entry || entry->family != AF_BRIDGE || entry->master != bridge_index) return;
         out.push_back({entry->link, entry->mac, (entry->state & NUD_NOARP) != 0,
-                       (entry->state & NUD_PERMANENT) != 0});
+                       (entry->state & NUD_PERMANENT) != 0, entry->vlan});
       },
       [&] { out.clear(); });
   if (!status) return tl::unexpected(status.error());
@@ -451,7 +451,7 @@ Result<std::optional<FdbEntry>> Rtnl::find_fdb(std::uint32_t bridge_index, const
   const Status status = impl_->exchange(message, "look up FDB entry", [&](const nlmsghdr* answer) {
     if (const auto entry = wire::parse_neighbour(answer)) {
       out = FdbEntry{entry->link, entry->mac, (entry->state & NUD_NOARP) != 0,
-                     (entry->state & NUD_PERMANENT) != 0};
+                     (entry->state & NUD_PERMANENT) != 0, entry->vlan};
     }
   });
   if (!status && status.error().code == ENOENT) return std::optional<FdbEntry>();

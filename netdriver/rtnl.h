@@ -87,6 +87,9 @@ struct FdbEntry {
   MacAddress mac;
   bool is_static = false;  // NUD_NOARP
   bool permanent = false;  // NUD_PERMANENT: the port's own address (local)
+  // A bridge with VLAN filtering compiled in gives each port default_pvid 1, and every entry that
+  // names no VLAN is there twice: for VLAN 0, the one that counts while filtering is off, and 1.
+  std::uint16_t vlan = 0;
   bool operator==(const FdbEntry&) const = default;
 };
 

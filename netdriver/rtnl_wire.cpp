@@ -261,6 +261,7 @@ std::optional<NeighbourMessage> parse_neighbour_change(const nlmsghdr* message) 
   walk(message, sizeof *header, [&](int type, const nlattr* a) {
     if (type == NDA_LLADDR) out.mac = mac(a);
     if (type == NDA_MASTER) out.master = number<std::uint32_t>(a).value_or(0);
+    if (type == NDA_VLAN) out.vlan = number<std::uint16_t>(a).value_or(0);
     if (type == NDA_DST) {
       if (auto ip = IpAddress::from_bytes({data(a), size(a)})) out.address = *ip;
     }

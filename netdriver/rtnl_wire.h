@@ -40,6 +40,7 @@ struct NeighbourMessage {
   std::uint16_t state = 0;  // NUD_*
   std::uint8_t flags = 0;   // NTF_*
   std::uint32_t master = 0;
+  std::uint16_t vlan = 0;
   MacAddress mac;
   std::optional<IpAddress> address;
 };
