@@ -739,14 +739,20 @@ class Meddling : public Leak,
 
 TEST_P(Meddling, ClosedPortStaysClosed) {
   make_gated();
-  if (!gate->features().owner_persist) GTEST_SKIP() << "kernel without owner,persist";
+  if (!gate->features().owner_persist && GetParam().first == std::string_view("FlushRuleset")) {
+    GTEST_SKIP() << "kernel without owner,persist";  // a foreign flush takes the tables
+  }
   Sniffer bridge(host->fd(), kBridge, options(who));
   Sniffer neighbour(b->fd(), "eth0", options(who));
   Sniffer up(host->fd(), "up0", options(who));
   HostListener listener(host->fd(), kRun);
   test::Blaster blaster(a->fd(), "eth0", all_frames(who));
   ASSERT_TRUE(blaster.wait_sent(1000, 5s));
-  const test::Output done = host->exec({"/bin/sh", "-ec", GetParam().second});
+  // Before Linux 6.2 a link is renamed only while it is DOWN.
+  const std::string rename =
+      "rename() { ip link set $1 name $2 ||"
+      " { ip link set $1 down; ip link set $1 name $2; ip link set $2 up; }; };";
+  const test::Output done = host->exec({"/bin/sh", "-ec", rename + GetParam().second});
   EXPECT_EQ(done.status, 0) << done.err;
   EXPECT_TRUE(blaster.wait_sent(blaster.counts().sent + 20000, 5s));
   blaster.stop();
@@ -776,12 +782,12 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair{"OtherBridge",
                   "ip link add other type bridge; ip link set other up;"
                   "ip link set agp0000000001 master other"},
-        std::pair{"Renamed", "ip link set agp0000000001 name stolen"},
+        std::pair{"Renamed", "rename agp0000000001 stolen"},
         std::pair{"FdbEntry",
                   "bridge fdb replace 02:00:00:00:01:01 dev agp0000000001 master static"},
         std::pair{"RenamedWithFdbEntry",
                   "bridge fdb replace 02:00:00:00:01:01 dev agp0000000001 master static;"
-                  "ip link set agp0000000001 name stolen"}),
+                  "rename agp0000000001 stolen"}),
     [](const auto& instance) { return std::string(instance.param.first); });
 
 }  // namespace
