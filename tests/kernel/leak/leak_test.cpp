@@ -21,6 +21,7 @@
 #include "netdriver/gate_kernel.h"
 #include "netdriver/nft_socket.h"
 #include "netdriver/ruleset.h"
+#include "netdriver/token.h"
 #include "tests/support/netns.h"
 #include "tests/support/sniffer.h"
 
@@ -252,6 +253,10 @@ class Leak : public test::KernelTest {
     GateSpec spec;
     spec.ports[port(1).name] = port(1);
     spec.ports[port(2).name] = port(2);
+    install(family, spec);
+  }
+  // With no flag: everybody's to flush.
+  void install(Family family, const GateSpec& spec) {
     const nft::Table table = ruleset::render(spec, 0)[family];
     host->run([&] {
       auto socket = nft::NftSocket::open();
@@ -649,6 +654,74 @@ TEST_F(Leak, ReleasedNeighboursCannotReachEachOther) {
     at_a.stop();
     EXPECT_EQ(text(names(at_a.counts().kinds)), "");
   }
+}
+
+// Where the kernel has no owner,persist a foreign flush takes all tables at once. Until they are
+// back the token on the bridge device is what holds a released port.
+TEST_F(Leak, TheTokenHoldsAReleasedPortWithoutItsTables) {
+  make_open(kPortFlags);
+  GateSpec spec;
+  spec.networks[network().bridge] = network();
+  spec.policies["web"] = policy();
+  PortSpec p = port(1);
+  p.policy = "web";
+  spec.ports[p.name] = p;
+  spec.ports[port(2).name] = port(2);
+  for (const Family family : {Family::netdev, Family::bridge, Family::inet}) install(family, spec);
+  host->sh("bridge fdb replace " + p.mac.to_string() + " dev " + p.name.str() + " master static");
+  bring_open_up();
+  const std::uint32_t bridge =
+      host->json({"ip", "-j", "link", "show", kBridge})[0]["ifindex"].get<std::uint32_t>();
+  auto token = host->run([] { return Token::open(); });
+  ASSERT_TRUE(token) << token.error().to_string();
+  ok(token->attach(bridge));
+
+  // What the policy allows passes the token, both ways.
+  const IpAddress server = who.outside.ip4;
+  const int listener = listen_on(*uplink, server, 443);
+  const int client = connect_to(*a, server, 443, 3s);
+  ASSERT_GE(client, 0) << client;
+  const int accepted = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  EXPECT_TRUE(arrives(client, accepted));
+  EXPECT_TRUE(arrives(accepted, client));
+
+  host->must({"nft", "flush", "ruleset"});
+  Identity https = who;
+  https.port = 443;
+  for (const Identity& as : {who, https}) {
+    const Reached reached = blast(as);
+    EXPECT_FALSE(reached.bridge.empty());  // a tap on the device is asked before the token
+    EXPECT_EQ(text(reached.neighbour), "");
+    EXPECT_EQ(text(reached.uplink), "");
+    EXPECT_EQ(text(reached.host), "");
+  }
+  EXPECT_FALSE(arrives(accepted, client));
+  EXPECT_FALSE(arrives(client, accepted));
+  const auto from_the_bridge = [&] {
+    Sniffer::Options everything = options(who);
+    everything.keep_unknown = true;
+    Sniffer at_a(a->fd(), "eth0", everything);
+    Identity from_host = who;
+    std::swap(from_host.own, from_host.gateway);
+    send_all(*host, kBridge, from_host);
+    send_all(*b, "eth0", as_neighbour(who));
+    send_all(*uplink, "eth0", from_outside());
+    at_a.stop();
+    std::size_t out = 0;
+    for (const auto& seen : at_a.frames()) {
+      const bool arp = seen.bytes.at(12) == 0x08 && seen.bytes.at(13) == 0x06;
+      if (!seen.outgoing && !arp) ++out;
+    }
+    return out;
+  };
+  EXPECT_EQ(from_the_bridge(), 0U);
+  EXPECT_TRUE(*token->present(bridge));
+
+  // What the zeros are worth.
+  ok(token->detach(bridge));
+  EXPECT_GE(blast(who).uplink.size(), 10U);
+  EXPECT_GE(from_the_bridge(), 20U);
+  for (const int fd : {client, accepted, listener}) ::close(fd);
 }
 
 // ---- while things change
