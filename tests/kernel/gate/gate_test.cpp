@@ -291,5 +291,43 @@ TEST_F(GateTest, SandboxLinkIsTiedToItsPort) {
   EXPECT_FALSE(other->empty());
 }
 
+// A container that dies takes its veth along, and up to Linux 6.15 the port's chains with it.
+TEST_F(GateTest, PortWhoseLinkIsGoneCanBeClosedDeletedAndMadeAgain) {
+  for (const bool close_first : {true, false}) {
+    PortSpec p = port();
+    make_released(p);
+    host->must({"ip", "link", "del", p.name.str()});
+    if (close_first) {
+      ok(gate->close_port(p));
+      ok(gate->close_port(p));
+      for (const char* family : {"bridge", "inet"}) {
+        const std::string table = host->must({"nft", "list", "table", family, "agentgate"});
+        EXPECT_EQ(table.find("172.30.0.11"), std::string::npos) << table;
+        EXPECT_EQ(table.find(p.name.str()), std::string::npos) << table;
+      }
+    }
+    ok(gate->delete_port(p));
+    EXPECT_EQ(host->must({"nft", "list", "ruleset"}).find(p.name.str()), std::string::npos);
+    ok(gate->create_port(p));
+    PortSpec again = port();
+    EXPECT_EQ(inspect(again).state, PortState::closed) << text(inspect(again).differences);
+    ok(gate->delete_port(p));
+  }
+}
+
+// Up to Linux 6.15 its chains follow it, from then on they wait for one of the old name.
+TEST_F(GateTest, PortWhoseLinkIsRenamedCanBeClosedAndDeleted) {
+  PortSpec p = port();
+  make_released(p);
+  host->sh("ip link set " + p.name.str() + " down; ip link set " + p.name.str() +
+           " name stolen; ip link set stolen up");
+  const PolicySpec pol = policy();
+  EXPECT_EQ(inspect(p, &pol).state, PortState::inconsistent);
+  ok(gate->close_port(p));
+  const std::string rules = host->must({"nft", "list", "ruleset"});
+  EXPECT_EQ(rules.find("172.30.0.11"), std::string::npos) << rules;
+  ok(gate->delete_port(p));
+}
+
 }  // namespace
 }  // namespace agentgate::netdriver
