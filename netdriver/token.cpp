@@ -304,7 +304,7 @@ Status Token::detach(std::uint32_t ifindex) {
   for (const std::uint32_t parent : {kIngress, kEgress}) {
     Request filter(RTM_DELTFILTER, 0, ifindex, parent, kHandle, filter_info());
     mnl_attr_put_strz(filter.message, TCA_KIND, "bpf");
-    const Status status =
+    Status status =
         socket_.request(filter.message, "detach the token from link " + std::to_string(ifindex));
     // EINVAL: no clsact; ENOENT: no such filter; ENODEV: no such link.
     if (!status && status.error().code != ENOENT && status.error().code != EINVAL &&
