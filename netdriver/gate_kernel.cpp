@@ -12,6 +12,7 @@
 #include "netdriver/nft_socket.h"
 #include "netdriver/rtnl.h"
 #include "netdriver/ruleset.h"
+#include "netdriver/token.h"
 
 namespace agentgate::netdriver {
 namespace {
@@ -106,6 +107,9 @@ struct Gate::Impl {
   std::vector<Ipv4Range> host4;
   std::vector<Ipv6Range> host6;
   Result<UniqueFd> announcer = fail("open packet socket", "not tried");
+  // Where the tables cannot outlive us, or others can take them away: what drops then.
+  std::optional<Token> token;
+  bool made_tables = false;  // claim() found none
   std::map<InterfaceName, std::uint32_t> indexes;  // of bridges and ports, to know them again
   std::map<InterfaceName, NetworkSpec> networks;   // as created, for the sets that all share
 
@@ -278,6 +282,9 @@ struct Gate::Impl {
       if (!added) return added;
     }
     quiet_bridge(network.bridge);
+    if (token) {
+      if (Status attached = token->attach(link->index); !attached) return attached;
+    }
     return rtnl->set_up(network.bridge);
   }
 
@@ -420,6 +427,11 @@ struct Gate::Impl {
       differ(out, where + ", mcast_snooping", false, bridge->multicast_snooping.value_or(false));
       differ(out, where + ", group_fwd_mask", "0",
              std::to_string(bridge->group_forward_mask.value_or(0)));
+      if (token) {
+        const auto present = token->present(bridge->index);
+        if (!present) return tl::unexpected(present.error());
+        if (!*present) out.push_back({where + ", token", "attached both ways", ""});
+      }
       auto addresses = rtnl->addresses();
       if (!addresses) return tl::unexpected(addresses.error());
       std::vector<LinkAddress> expected;
@@ -692,9 +704,11 @@ struct Gate::Impl {
 
   Status claim() {
     Batch batch;
+    made_tables = true;
     for (const Family family : kFamilies) {
       const auto flags = nft->table_flags(family);
       if (!flags) return tl::unexpected(flags.error());
+      if (*flags) made_tables = false;
       // The kernel takes the owner flag off a table whose owner is gone (nft_rcv_nl_event), so an
       // orphan shows persist alone. A table with other flags is another version's, or a kernel's
       // that could less; restore() replaces it.
@@ -730,8 +744,17 @@ Result<std::unique_ptr<Gate>> Gate::open(Ownership ownership) {
   auto nft = nft::NftSocket::open();
   if (!nft) return tl::unexpected(nft.error());
   impl->nft = std::move(*nft);
-  impl->announcer = open_announcer();  // without it nothing is announced, and the report says so
   if (const Status status = impl->probe(ownership); !status) return tl::unexpected(status.error());
+  if ((impl->table_flags & kTablePersist) == 0) {
+    auto token = Token::open();
+    if (!token) {
+      token.error().text =
+          "without nftables' owner,persist (Linux 6.9) this is needed: " + token.error().text;
+      return tl::unexpected(token.error());
+    }
+    impl->token = std::move(*token);
+  }
+  impl->announcer = open_announcer();  // without it nothing is announced, and the report says so
   if (const Status status = impl->claim(); !status) return tl::unexpected(status.error());
   return std::unique_ptr<Gate>(new Gate(std::move(impl)));
 }
@@ -786,13 +809,22 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
   auto read = impl_->read_tables();
   if (!read) return tl::unexpected(read.error());
   const nft::Ruleset have = std::move(*read);
+  // Without `persist` the tables went with the process that owned them, and the token held what it
+  // had released. Then the links and their controls say whether a port is as it was left.
+  const bool went_with_owner =
+      impl_->made_tables && impl_->token.has_value() && impl_->table_flags == kTableOwner;
+  impl_->made_tables = false;
   if (have != ruleset::render(want, impl_->table_flags)) {
     // Which released ports does the kernel have exactly so? The others are closed.
     for (auto& [name, port] : want.ports) {
       if (!port.policy) continue;
       const auto policy = want.policies.find(*port.policy);
       bool good = policy != want.policies.end();
-      if (good) {
+      if (good && went_with_owner) {
+        const auto differences = impl_->link_differences(port.bridge, port);
+        if (!differences) return tl::unexpected(differences.error());
+        good = differences->empty();
+      } else if (good) {
         const auto differences = impl_->compare_tables(port, &policy->second);
         if (!differences && differences.error().code != ENOENT) {
           return tl::unexpected(differences.error());

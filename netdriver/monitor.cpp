@@ -15,6 +15,7 @@
 
 #include "netdriver/gate.h"
 #include "netdriver/netlink_socket.h"
+#include "netdriver/rtnl.h"
 #include "netdriver/rtnl_wire.h"
 
 namespace agentgate::netdriver {
@@ -102,10 +103,21 @@ Result<std::unique_ptr<Monitor>> Monitor::open(std::uint32_t own) {
   auto nft = NetlinkSocket::open(NETLINK_NETFILTER);
   if (!nft) return tl::unexpected(nft.error());
   auto impl = std::make_unique<Impl>(std::move(*rtnl), std::move(*nft), own);
-  Status joined =
-      join(impl->rtnl, {RTNLGRP_LINK, RTNLGRP_NEIGH, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR});
+  Status joined = join(impl->rtnl, {RTNLGRP_LINK, RTNLGRP_NEIGH, RTNLGRP_IPV4_IFADDR,
+                                    RTNLGRP_IPV6_IFADDR, RTNLGRP_TC});
   if (joined) joined = join(impl->nft, {NFNLGRP_NFTABLES});
   if (!joined) return tl::unexpected(joined.error());
+  // Listening first: what comes into being meanwhile is heard.
+  auto asked = Rtnl::open();
+  if (!asked) return tl::unexpected(asked.error());
+  auto links = (*asked)->links();
+  if (!links) return tl::unexpected(links.error());
+  for (const Link& link : *links) {
+    wire::LinkChange as_heard;
+    as_heard.name = link.name;
+    as_heard.group = link.group;
+    if (is_ours(as_heard)) impl->names[link.index] = link.name;
+  }
   return std::unique_ptr<Monitor>(new Monitor(std::move(impl)));
 }
 
@@ -145,6 +157,15 @@ void Monitor::note_rtnl(const nlmsghdr* message, std::map<std::uint32_t, Interfa
     case RTM_DELADDR: {
       out.addresses = true;
       const auto index = wire::parse_address_link(message);
+      const auto link = index ? names.find(*index) : names.end();
+      if (link != names.end()) out.links.insert(link->second);
+      return;
+    }
+    case RTM_NEWQDISC:
+    case RTM_DELQDISC:
+    case RTM_NEWTFILTER:
+    case RTM_DELTFILTER: {
+      const auto index = wire::parse_tc_link(message);
       const auto link = index ? names.find(*index) : names.end();
       if (link != names.end()) out.links.insert(link->second);
       return;

@@ -43,9 +43,8 @@ std::uint32_t from_wire(std::uint32_t reg) {
 template <class Build>
 Bytes message(std::uint16_t type, std::uint16_t flags, Family family, const Build& build) {
   Bytes buffer(kMessageSize);
-  nlmsghdr* header =
-      nftnl_nlmsg_build_hdr(reinterpret_cast<char*>(buffer.data()), type,
-                            static_cast<std::uint16_t>(family), flags, /*seq=*/0);
+  nlmsghdr* header = nftnl_nlmsg_build_hdr(reinterpret_cast<char*>(buffer.data()), type,
+                                           static_cast<std::uint16_t>(family), flags, /*seq=*/0);
   build(header);
   buffer.resize(header->nlmsg_len);
   buffer.shrink_to_fit();
@@ -54,8 +53,8 @@ Bytes message(std::uint16_t type, std::uint16_t flags, Family family, const Buil
 
 Bytes comment_data(std::uint8_t type, const std::string& comment) {
   const UdataPtr buffer(nftnl_udata_buf_alloc(NFT_USERDATA_MAXLEN));
-  if (!buffer || nftnl_udata_put_strz(buffer.get(), type,
-                                      comment.substr(0, kMaxComment).c_str()) == 0) {
+  if (!buffer ||
+      nftnl_udata_put_strz(buffer.get(), type, comment.substr(0, kMaxComment).c_str()) == 0) {
     return {};
   }
   const auto* data = static_cast<const std::uint8_t*>(nftnl_udata_buf_data(buffer.get()));
@@ -159,8 +158,7 @@ struct Encoder {
 
 Bytes expr_bytes(const nftnl_expr* expr, std::uint16_t attribute) {
   std::uint32_t length = 0;
-  const auto* data =
-      static_cast<const std::uint8_t*>(nftnl_expr_get(expr, attribute, &length));
+  const auto* data = static_cast<const std::uint8_t*>(nftnl_expr_get(expr, attribute, &length));
   return data == nullptr ? Bytes{} : Bytes(data, data + length);
 }
 

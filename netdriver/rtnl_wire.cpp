@@ -222,6 +222,12 @@ std::optional<std::uint32_t> parse_address_link(const nlmsghdr* message) {
   return header->ifa_index;
 }
 
+std::optional<std::uint32_t> parse_tc_link(const nlmsghdr* message) {
+  const auto* header = header_of<tcmsg>(message);
+  if (header == nullptr) return std::nullopt;
+  return static_cast<std::uint32_t>(header->tcm_ifindex);
+}
+
 std::optional<LinkAddress> parse_address(const nlmsghdr* message) {
   const auto* header = header_of<ifaddrmsg>(message);
   if (message->nlmsg_type != RTM_NEWADDR || header == nullptr) return std::nullopt;

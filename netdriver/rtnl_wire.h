@@ -33,6 +33,9 @@ std::optional<LinkChange> parse_link_change(const nlmsghdr* message);
 // The link that RTM_NEWADDR or RTM_DELADDR is about.
 std::optional<std::uint32_t> parse_address_link(const nlmsghdr* message);
 
+// The link that a notification of a queueing discipline or filter is about.
+std::optional<std::uint32_t> parse_tc_link(const nlmsghdr* message);
+
 // RTM_NEWNEIGH of any family.
 struct NeighbourMessage {
   std::uint8_t family = 0;

@@ -5,12 +5,12 @@
 #include <netinet/icmp6.h>
 #include <netinet/in.h>
 
-#include <net/if_arp.h>
 #include <linux/if_ether.h>
 #include <linux/netfilter.h>
 #include <linux/netfilter/nf_conntrack_common.h>
 #include <linux/netfilter/nf_tables.h>
 #include <linux/netfilter_bridge.h>
+#include <net/if_arp.h>
 
 #include <algorithm>
 #include <cstring>
@@ -79,8 +79,12 @@ class Builder {
   Builder&& transport(std::uint32_t offset, Bytes value, std::uint32_t op = NFT_CMP_EQ) && {
     return std::move(*this).payload(NFT_PAYLOAD_TRANSPORT_HEADER, offset, std::move(value), op);
   }
-  Builder&& ether_daddr(const MacAddress& mac) && { return std::move(*this).link(0, bytes_of(mac)); }
-  Builder&& ether_saddr(const MacAddress& mac) && { return std::move(*this).link(6, bytes_of(mac)); }
+  Builder&& ether_daddr(const MacAddress& mac) && {
+    return std::move(*this).link(0, bytes_of(mac));
+  }
+  Builder&& ether_saddr(const MacAddress& mac) && {
+    return std::move(*this).link(6, bytes_of(mac));
+  }
   // Of the frame as it was on the wire: for a frame whose VLAN tag the receive path took off,
   // the kernel puts the tag back before it looks (nft_payload_copy_vlan), so a tagged frame
   // never has the type of what it carries. VLAN 0 included.
@@ -104,12 +108,8 @@ class Builder {
   Builder&& out_prefix(const char* prefix, std::uint32_t op = NFT_CMP_EQ) && {
     return std::move(*this).meta(NFT_META_OIFNAME, Bytes(prefix, prefix + std::strlen(prefix)), op);
   }
-  Builder&& in_group() && {
-    return std::move(*this).meta(NFT_META_IIFGROUP, host32(kLinkGroup));
-  }
-  Builder&& out_group() && {
-    return std::move(*this).meta(NFT_META_OIFGROUP, host32(kLinkGroup));
-  }
+  Builder&& in_group() && { return std::move(*this).meta(NFT_META_IIFGROUP, host32(kLinkGroup)); }
+  Builder&& out_group() && { return std::move(*this).meta(NFT_META_OIFGROUP, host32(kLinkGroup)); }
   Builder&& mark_is(std::uint32_t mark, std::uint32_t op = NFT_CMP_EQ) && {
     add(nft::Meta{NFT_META_MARK, 0});
     add(nft::Bitwise{0, host32(kMarkMask), host32(0)});
@@ -434,8 +434,7 @@ nft::Table inet_skeleton() {
                                  .mark_is(kPortMark, NFT_CMP_NEQ)
                                  .go("discard"));
 
-  Chain& input = table.chains["input"] =
-      base("filter", NF_INET_LOCAL_IN, kBeforeFilter, NF_ACCEPT);
+  Chain& input = table.chains["input"] = base("filter", NF_INET_LOCAL_IN, kBeforeFilter, NF_ACCEPT);
   input.rules.push_back(Builder("neighbour solicitation for the gateway")
                             .in_prefix(kBridgePrefix)
                             .nfproto(NFPROTO_IPV6)
@@ -471,9 +470,8 @@ nft::Table inet_skeleton() {
   from.rules.push_back(Builder("never between agents").out_prefix(kBridgePrefix).go("discard"));
   // A destination that someone's DNAT rewrote (a published port of another container) was never
   // what the policy allowed.
-  from.rules.push_back(Builder("rewritten destination")
-                           .ct_has(NFT_CT_STATUS, IPS_DST_NAT)
-                           .go("discard"));
+  from.rules.push_back(
+      Builder("rewritten destination").ct_has(NFT_CT_STATUS, IPS_DST_NAT).go("discard"));
   from.rules.push_back(Builder()
                            .nfproto(NFPROTO_IPV4)
                            .load(NFT_PAYLOAD_NETWORK_HEADER, 12, 4, 0)
@@ -672,10 +670,7 @@ Chain egress(const PortSpec& port) {
   Chain chain = base("filter", kNetdevEgress, kEarly, NF_DROP, port.name.str());
   if (port.policy) {
     const auto own = [&](std::uint16_t type, const char* comment) {
-      return Builder(comment)
-          .ether_saddr(port.bridge_mac)
-          .ether_daddr(port.mac)
-          .ether_type(type);
+      return Builder(comment).ether_saddr(port.bridge_mac).ether_daddr(port.mac).ether_type(type);
     };
     if (port.address4) {
       chain.rules.push_back(own(ETH_P_IP, "allowed IPv4")

@@ -35,7 +35,8 @@ template <class Address>
 Result<Address> parse_address(std::string_view text, int af, const char* what) {
   std::array<std::uint8_t, Address::bits / 8> bytes{};
   const std::string copy(text);
-  if (copy.size() != std::strlen(copy.c_str()) || ::inet_pton(af, copy.c_str(), bytes.data()) != 1) {
+  if (copy.size() != std::strlen(copy.c_str()) ||
+      ::inet_pton(af, copy.c_str(), bytes.data()) != 1) {
     return fail("parse", quoted(text) + " is not " + what);
   }
   const Address address(bytes);
@@ -216,9 +217,7 @@ std::string BasicInterfaceAddress<Address>::to_string() const {
   return address.to_string() + "/" + std::to_string(length);
 }
 
-std::string_view to_string(Protocol protocol) {
-  return protocol == Protocol::tcp ? "tcp" : "udp";
-}
+std::string_view to_string(Protocol protocol) { return protocol == Protocol::tcp ? "tcp" : "udp"; }
 
 Result<Service> Service::parse(std::string_view text) {
   const auto bad = [&](const char* why) {

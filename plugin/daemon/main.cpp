@@ -161,6 +161,10 @@ int run(const DaemonOptions& options) {
   host::Options host_options;
   host_options.state_directory = options.state_directory;
   host_options.orphan_age = std::chrono::seconds(options.orphan_age);
+  host_options.runs = [](const ProcessIdentity& process) {
+    const auto now = engine::process_identity(process.pid);
+    return now && *now == process;
+  };
   // A writer of its own: the first repair may come before there is a pipeline.
   arm::Audit audit(options.audit_file);
   host_options.on_repair = [&audit](const host::Repair& repair) {

@@ -434,6 +434,11 @@ struct Host::Impl {
       spec.networks[one.bridge] = one;
     }
     for (auto& [id, endpoint] : endpoints) {
+      if (endpoint.release && options.runs && !options.runs(endpoint.release->process)) {
+        incident("port " + port_name(id).str() + ": the process it was released for is gone; closed");
+        endpoint.release.reset();
+        if (const Status saved = store->save(endpoint); !saved) return saved;
+      }
       auto one = port_spec(endpoint);
       if (one.policy && policies.count(*one.policy) != 0) {
         spec.policies[*one.policy] = policies[*one.policy].spec;

@@ -51,6 +51,8 @@ struct Options {
   std::filesystem::path state_directory = "/var/lib/agentgate";
   std::chrono::milliseconds patience{20000};
   std::chrono::seconds orphan_age{60};  // an endpoint that nobody joined is collected after this
+  // Whether the process that a port was released for still runs; asked at the start. Unset: yes.
+  std::function<bool(const ProcessIdentity&)> runs;
   netdriver::Ownership ownership = netdriver::Ownership::best;
   bool guard = true;                    // listen to the kernel and put back what others change
   std::function<void(const Repair&)> on_repair;  // on the owner thread; must not call Host

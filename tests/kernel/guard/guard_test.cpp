@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "plugin/host/host.h"
+#include "tests/support/changes.h"
 #include "tests/support/netns.h"
 
 namespace agentgate::host {
@@ -22,70 +23,14 @@ namespace {
 using namespace std::chrono_literals;
 using netdriver::Ownership;
 using netdriver::PortState;
+using test::Change;
+using test::kChanges;
+using test::kControls;
 using test::NetNamespace;
 
 const std::string kNetwork(64, 'a');
 const std::string kClosed = std::string(63, 'b') + "1";
 const std::string kReleased = "c" + std::string(63, 'd');
-
-struct Change {
-  const char* name;
-  const char* script;   // $port, $other (the closed one), $bridge
-  bool tables = false;  // needs tables that others may write to
-};
-
-// Every one of them leaves something that is not as meant.
-const Change kChanges[] = {
-    {"isolated", "bridge link set dev $port isolated off"},
-    {"learning", "bridge link set dev $port learning on"},
-    {"locked", "bridge link set dev $port locked off"},
-    {"flood", "bridge link set dev $port flood on"},
-    {"mcast_flood", "bridge link set dev $port mcast_flood on"},
-    {"bcast_flood", "bridge link set dev $port bcast_flood on"},
-    {"hairpin", "bridge link set dev $port hairpin on"},
-    {"guard", "bridge link set dev $port guard on"},
-    {"neigh_suppress", "bridge link set dev $port neigh_suppress on"},
-    {"fdb_foreign", "bridge fdb add 02:00:00:00:99:99 dev $port master static"},
-    {"fdb_of_a_closed_port", "bridge fdb add $other_mac dev $other master static"},
-    {"down", "ip link set $port down"},
-    {"nomaster", "ip link set $port nomaster"},
-    {"renamed", "ip link set $port down; ip link set $port name other0; ip link set other0 up"},
-    {"moved", "ip link set $port master br9"},
-    {"group", "ip link set $port group 5"},
-    {"bridge_down", "ip link set $bridge down"},
-    {"bridge_mac", "ip link set $bridge address 02:00:00:00:00:77"},
-    {"bridge_group", "ip link set $bridge group 5"},
-    {"bridge_address_gone", "ip addr del 172.30.0.1/24 dev $bridge"},
-    {"bridge_address6_gone", "ip addr del 2001:db8:30::1/64 dev $bridge"},
-    {"bridge_address_more", "ip addr add 172.30.9.1/24 dev $bridge"},
-    {"bridge_stp", "ip link set $bridge type bridge stp_state 1"},
-    {"bridge_snooping", "ip link set $bridge type bridge mcast_snooping 1"},
-    {"bridge_fwd_mask", "ip link set $bridge type bridge group_fwd_mask 0x4008"},
-    {"bridge_renamed", "ip link set $bridge down; ip link set $bridge name other1"},
-    {"bridge_deleted", "ip link del $bridge"},
-    {"flush_ruleset", "nft flush ruleset", true},
-    {"table_inet_gone", "nft delete table inet agentgate", true},
-    {"table_bridge_gone", "nft delete table bridge agentgate", true},
-    {"table_netdev_gone", "nft delete table netdev agentgate", true},
-    {"chain_flushed", "nft flush chain inet agentgate forward", true},
-    {"policy_chain_flushed", "nft flush chain inet agentgate from4_web", true},
-    {"port_chain_flushed", "nft flush chain netdev agentgate $port-in", true},
-    {"rule_added", "nft insert rule inet agentgate input accept", true},
-    {"element_gone", "nft delete element inet agentgate from4 '{ 172.30.0.12 }'", true},
-    {"element_added", "nft add element inet agentgate web.allow4 '{ 203.0.113.1 . tcp . 1 }'",
-     true},
-    {"masquerade_gone", "nft flush set inet agentgate masquerade4", true},
-};
-
-// Controls of a released port.
-const Change kControls[] = {
-    {"fdb_gone", "bridge fdb del $mac dev $port master"},
-    {"fdb_moved", "bridge fdb replace $mac dev $other master static"},
-    {"neighbour_gone", "ip neigh del 172.30.0.12 dev $bridge"},
-    {"neighbour6_gone", "ip neigh del 2001:db8:30::12 dev $bridge"},
-    {"neighbour_replaced",
-     "ip neigh replace 172.30.0.12 lladdr 02:00:00:00:99:99 dev $bridge nud permanent"},
-};
 
 class GuardTest : public test::KernelTest {
  protected:
@@ -105,7 +50,8 @@ class GuardTest : public test::KernelTest {
     std::filesystem::remove_all(directory, ignored);
   }
 
-  void start(Ownership ownership) {
+  void start_host(Ownership ownership) {
+    host.reset();
     Options options;
     options.state_directory = directory;
     options.manage_firewall = false;
@@ -116,6 +62,9 @@ class GuardTest : public test::KernelTest {
       repairs.push_back(repair);
     };
     space->run([&] { host = Host::start(std::move(options)); });
+  }
+  void start(Ownership ownership) {
+    start_host(ownership);
     NetworkRecord network;
     network.id = NetworkId::parse(kNetwork).value();
     network.gateway4 = Ipv4InterfaceAddress::parse("172.30.0.1/24").value();
@@ -134,6 +83,7 @@ class GuardTest : public test::KernelTest {
     Release release;
     release.policy = "web";
     release.container_name = "a1";
+    release.process = {1, 1};
     ok(host->release(id, release, policy));
     settle();
   }
@@ -196,7 +146,9 @@ class GuardTest : public test::KernelTest {
     const std::string closed = port_name(EndpointId::parse(kClosed).value()).str();
     const std::string bridge = bridge_name(NetworkId::parse(kNetwork).value()).str();
     space->sh("port=" + released + " other=" + closed + " bridge=" + bridge +
-              " mac=02:00:00:00:01:12 other_mac=02:00:00:00:01:11\n" + change.script);
+              " mac=02:00:00:00:01:12 other_mac=02:00:00:00:01:11 ip4=172.30.0.12 "
+              "ip6=2001:db8:30::12 gateway4=172.30.0.1/24 gateway6=2001:db8:30::1/64\n" +
+              change.script);
   }
   void is_put_back(const Change& change) {
     SCOPED_TRACE(change.name);
@@ -264,7 +216,7 @@ TEST_F(GuardTest, OwnedTablesAreNotOthersToChange) {
     if (!change.tables) continue;
     const std::string script = change.script;
     const std::string port = port_name(EndpointId::parse(kReleased).value()).str();
-    const auto out = space->exec({"/bin/sh", "-c", "port=" + port + "\n" + script});
+    const auto out = space->exec({"/bin/sh", "-c", "port=" + port + " ip4=172.30.0.12\n" + script});
     if (script != "nft flush ruleset") {
       EXPECT_NE(out.status, 0) << change.name;
     }
@@ -286,6 +238,42 @@ TEST_F(GuardTest, OwnChangesAreNoRepair) {
   settle();
   EXPECT_EQ(count(), 0U);
   EXPECT_EQ(host->snapshot().guard.lost, 1U);  // the look after the start
+}
+
+// The next daemon has to know the links that it did not make.
+TEST_F(GuardTest, AfterARestartItGuardsWhatItFound) {
+  start(Ownership::best);
+  start_host(Ownership::best);
+  settle();
+  EXPECT_EQ(states(), "closed, released");
+  for (const Change& change : kControls) {
+    is_put_back(change);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// As before Linux 6.9: the tables go with the daemon, and what it had released is released again.
+TEST_F(GuardTest, WithoutPersistAReleaseOutlivesTheDaemon) {
+  start(Ownership::owner);
+  const auto rules = ruleset();
+  host.reset();
+  EXPECT_EQ(space->must({"nft", "list", "tables"}).find("agentgate"), std::string::npos);
+  start_host(Ownership::owner);
+  settle();
+  EXPECT_EQ(states(), "closed, released");
+  EXPECT_TRUE(ruleset() == rules);
+  // Unless somebody was at its controls meanwhile.
+  host.reset();
+  apply({"", "bridge fdb del $mac dev $port master"});
+  start_host(Ownership::owner);
+  settle();
+  EXPECT_EQ(states(), "closed, closed");
+}
+
+TEST_F(GuardTest, TheTokenIsPutBack) {
+  start(Ownership::none);
+  is_put_back({"token", "tc qdisc del dev $bridge clsact"});
+  is_put_back({"token_one_way", "tc filter del dev $bridge ingress"});
 }
 
 TEST_F(GuardTest, APortWhoseLinkIsTakenAwayIsForgotten) {
