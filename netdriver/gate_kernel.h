@@ -76,7 +76,7 @@ class Gate {
 
   // Brings the kernel to `want`, after a start or when it was found changed. Ports that `want`
   // has as released stay so without interruption if the kernel has exactly that; a port that
-  // differs in anything is closed (and is returned as such). Links with our group or names that
+  // differs in anything is closed (and is returned as such). Links with our group and names that
   // `want` does not know are removed. Returns the ports it had to close.
   Result<std::vector<InterfaceName>> restore(const GateSpec& want);
 
