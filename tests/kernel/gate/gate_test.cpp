@@ -178,7 +178,7 @@ TEST_F(GateTest, TamperingIsNamed) {
   EXPECT_NE(report.differences[0].where.find("FDB"), std::string::npos);
 }
 
-// Anything that another program changes on the links is named. Only that: the rest is right.
+// Anything that another program changes is named.
 struct Tamper {
   const char* name;
   const char* command;  // $P the port, $B the bridge
@@ -188,6 +188,19 @@ void PrintTo(const Tamper& tamper, std::ostream* out) { *out << tamper.command; 
 
 class Tampering : public GateTest, public ::testing::WithParamInterface<Tamper> {
  protected:
+  void SetUp() override {
+    GateTest::SetUp();
+    if (IsSkipped() || std::string(GetParam().command).rfind("nft ", 0) != 0) return;
+    // Tables that anybody can change.
+    gate.reset();
+    host->must({"nft", "flush", "ruleset"});
+    host->run([&] {
+      auto opened = Gate::open(Ownership::none);
+      ASSERT_TRUE(opened) << opened.error().to_string();
+      gate = std::move(*opened);
+    });
+    restore({});
+  }
   void tamper() {
     host->sh(std::string("P=agp0000000001 B=agn0123456789 M=02:00:00:00:01:01; ") +
              GetParam().command);
@@ -261,6 +274,25 @@ INSTANTIATE_TEST_SUITE_P(
                "neighbour 2001:db8:30::11"}),
     tamper_name);
 
+INSTANTIATE_TEST_SUITE_P(
+    Tables, TamperingWithAReleasedPort,
+    ::testing::Values(
+        Tamper{"Ingress", "nft insert rule netdev agentgate $P-in accept",
+               "chain agp0000000001-in"},
+        Tamper{"Egress", "nft insert rule netdev agentgate $P-out accept",
+               "chain agp0000000001-out"},
+        Tamper{"IngressEmpty", "nft flush chain netdev agentgate $P-in", "chain agp0000000001-in"},
+        Tamper{"Released", "nft delete element bridge agentgate released { $P . $M }",
+               "set released"},
+        Tamper{"From4", "nft delete element inet agentgate from4 { 172.30.0.11 }", "map from4"},
+        Tamper{"To6", "nft delete element inet agentgate to6 { 2001:db8:30::11 }", "map to6"},
+        Tamper{"Allow4", "nft add element inet agentgate web.allow4 { 203.0.113.9 . tcp . 22 }",
+               "set web.allow4"},
+        Tamper{"Allow6", "nft flush set inet agentgate web.allow6", "set web.allow6"},
+        Tamper{"PolicyFrom4", "nft insert rule inet agentgate from4_web accept", "chain from4_web"},
+        Tamper{"PolicyTo6", "nft insert rule inet agentgate to6_web accept", "chain to6_web"}),
+    tamper_name);
+
 using TamperingWithAClosedPort = Tampering;
 TEST_P(TamperingWithAClosedPort, IsNamed) {
   ok(gate->create_network(network()));
@@ -281,6 +313,16 @@ INSTANTIATE_TEST_SUITE_P(
                       Tamper{"Neighbour6",
                              "ip neigh replace 2001:db8:30::11 dev $B lladdr $M nud permanent",
                              "neighbour 2001:db8:30::11"}),
+    tamper_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    Tables, TamperingWithAClosedPort,
+    ::testing::Values(
+        Tamper{"Ingress", "nft insert rule netdev agentgate $P-in accept",
+               "chain agp0000000001-in"},
+        Tamper{"Released", "nft add element bridge agentgate released { $P . $M }", "set released"},
+        Tamper{"From4", "nft add element inet agentgate from4 { 172.30.0.11 : goto allowed }",
+               "map from4"}),
     tamper_name);
 
 using TamperingWithANetwork = Tampering;
@@ -309,6 +351,20 @@ INSTANTIATE_TEST_SUITE_P(
         Tamper{"Address6Gone", "ip addr del 2001:db8:30::1/64 dev $B", ", address"},
         Tamper{"AddressMore", "ip addr add 172.31.0.1/24 dev $B", ", address"},
         Tamper{"Address6More", "ip addr add 2001:db8:31::1/64 dev $B", ", address"}),
+    tamper_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    Tables, TamperingWithANetwork,
+    ::testing::Values(
+        Tamper{"Forward", "nft insert rule inet agentgate forward accept", "chain forward"},
+        Tamper{"FromPort", "nft insert rule bridge agentgate from_port accept", "chain from_port"},
+        Tamper{"NoTable", "nft delete table bridge agentgate", "table bridge agentgate"},
+        Tamper{"Flags", "nft add table inet agentgate { flags dormant \\; }", "flags"},
+        Tamper{"Always4", "nft flush set inet agentgate always4", "set always4"},
+        Tamper{"Always6", "nft flush set inet agentgate always6", "set always6"},
+        Tamper{"Host4", "nft add element inet agentgate host4 { 203.0.113.1 }", "set host4"},
+        Tamper{"Pool4", "nft flush set inet agentgate pool4", "set pool4"},
+        Tamper{"Masquerade6", "nft flush set inet agentgate masquerade6", "set masquerade6"}),
     tamper_name);
 
 // What the kernel has for the port outside of the chains, by the tools' account.
