@@ -77,8 +77,8 @@ class Gate {
   // Brings the kernel to `want`, after a start. Ports that `want` has as released stay so without
   // interruption if the kernel has exactly that; a port that differs in anything is closed (and is
   // returned as such). Where the kernel has no `persist` the tables are gone with their owner: then
-  // a released port is released again if its link and its controls are exactly as meant. Links with our group or names that
-  // `want` does not know are removed. Returns the ports it had to close.
+  // a released port is released again if its link and its controls are exactly as meant. Links with
+  // our group and names that `want` does not know are removed. Returns the ports it had to close.
   Result<std::vector<InterfaceName>> restore(const GateSpec& want);
 
   // Compares everything of ours with `want`, and changes nothing. Reads the tables once and asks

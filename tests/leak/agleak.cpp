@@ -262,6 +262,8 @@ class World {
       Identity as = who_;
       as.port = port;
       for (const auto& kind : test::catalogue()) {
+        // Pieces of both runs would be put together: one's ports, the other's marker.
+        if (port != 443 && kind.name.rfind("fragment", 0) == 0) continue;
         for (auto& frame : kind.build(as, port == 443 ? run : run + kForbidden)) {
           if (frame.size() <= 1514) out.push_back(std::move(frame));
         }

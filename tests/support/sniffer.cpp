@@ -331,11 +331,14 @@ bool Sniffer::wait_for(std::uint16_t kind, std::chrono::milliseconds timeout) co
 
 // ---- Sender
 
-Sender::Sender(NamespaceFd where, const std::string& interface) : interface_(interface) {
+Sender::Sender(NamespaceFd where, const std::string& interface, std::uint32_t mark)
+    : interface_(interface) {
   inside(where, [&] {
     Fd socket(::socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0));
     if (!socket.valid()) raise("AF_PACKET socket");
     if (index_of(socket.get(), interface_) == 0) raise("no link " + interface_);
+    if (mark != 0 && ::setsockopt(socket.get(), SOL_SOCKET, SO_MARK, &mark, sizeof mark) != 0)
+      raise("SO_MARK");
     socket_ = ::dup(socket.get());
   });
   if (socket_ < 0) raise("dup");

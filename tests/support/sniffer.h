@@ -89,7 +89,8 @@ class Sniffer {
 // first, as root in a container would.
 class Sender {
  public:
-  Sender(NamespaceFd where, const std::string& interface);
+  // `mark` is the mark of what it sends (SO_MARK), for a sender on the host.
+  Sender(NamespaceFd where, const std::string& interface, std::uint32_t mark = 0);
   ~Sender();
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/support/netns.h"
 
 namespace agentgate::netdriver {
@@ -176,6 +178,346 @@ TEST_F(GateTest, TamperingIsNamed) {
   EXPECT_NE(report.differences[0].where.find("FDB"), std::string::npos);
 }
 
+// Anything that another program changes is named.
+struct Tamper {
+  const char* name;
+  const char* command;  // $P the port, $B the bridge
+  const char* where;
+};
+void PrintTo(const Tamper& tamper, std::ostream* out) { *out << tamper.command; }
+
+class Tampering : public GateTest, public ::testing::WithParamInterface<Tamper> {
+ protected:
+  void SetUp() override {
+    GateTest::SetUp();
+    if (IsSkipped() || std::string(GetParam().command).rfind("nft ", 0) != 0) return;
+    // Tables that anybody can change.
+    gate.reset();
+    host->must({"nft", "flush", "ruleset"});
+    host->run([&] {
+      auto opened = Gate::open(Ownership::none);
+      ASSERT_TRUE(opened) << opened.error().to_string();
+      gate = std::move(*opened);
+    });
+    restore({});
+  }
+  void tamper() {
+    host->sh(std::string("P=agp0000000001 B=agn0123456789 M=02:00:00:00:01:01; ") +
+             GetParam().command);
+  }
+  static void expect_named(const std::vector<Difference>& differences) {
+    const bool named = std::any_of(differences.begin(), differences.end(), [](const Difference& d) {
+      return d.where.find(GetParam().where) != std::string::npos;
+    });
+    EXPECT_TRUE(named) << "found: " << text(differences);
+  }
+};
+std::string tamper_name(const ::testing::TestParamInfo<Tamper>& info) { return info.param.name; }
+
+using TamperingWithAReleasedPort = Tampering;
+TEST_P(TamperingWithAReleasedPort, IsNamed) {
+  PortSpec p = port();
+  make_released(p);
+  const PolicySpec pol = policy();
+  ASSERT_EQ(inspect(p, &pol).state, PortState::released);
+  tamper();
+  const PortReport report = inspect(p, &pol);
+  EXPECT_EQ(report.state, PortState::inconsistent);
+  expect_named(report.differences);
+}
+INSTANTIATE_TEST_SUITE_P(
+    Links, TamperingWithAReleasedPort,
+    ::testing::Values(
+        Tamper{"Group", "ip link set $P group default", ", group"},
+        Tamper{"Down", "ip link set $P down", ", up"},
+        Tamper{"NoMaster", "ip link set $P nomaster", ", master"},
+        Tamper{"OtherMaster", "ip link add other type bridge; ip link set $P master other",
+               ", master"},
+        Tamper{"AddrGenMode", "ip link set $P addrgenmode eui64", "addrgenmode"},
+        Tamper{"Gone", "ip link del $P", "link agp0000000001"},
+        Tamper{"OtherKind", "ip link del $P; ip link add $P type bridge", ", kind"},
+        Tamper{"Isolated", "bridge link set dev $P isolated off", "flag isolated"},
+        Tamper{"Learning", "bridge link set dev $P learning on", "flag learning"},
+        Tamper{"Locked", "bridge link set dev $P locked off", "flag locked"},
+        Tamper{"Flood", "bridge link set dev $P flood on", "flag flood"},
+        Tamper{"McastFlood", "bridge link set dev $P mcast_flood on", "flag mcast_flood"},
+        Tamper{"BcastFlood", "bridge link set dev $P bcast_flood on", "flag bcast_flood"},
+        Tamper{"Hairpin", "bridge link set dev $P hairpin on", "flag hairpin"},
+        Tamper{"Guard", "bridge link set dev $P guard on", "flag guard"},
+        Tamper{"ProxyArp", "ip link set $P type bridge_slave proxy_arp on", "flag proxy_arp"},
+        Tamper{"ProxyArpWifi", "ip link set $P type bridge_slave proxy_arp_wifi on",
+               "flag proxy_arp"},
+        Tamper{"NeighSuppress", "bridge link set dev $P neigh_suppress on", "flag neigh_suppress"},
+        Tamper{"Fastleave", "bridge link set dev $P fastleave on", "flag fastleave"},
+        Tamper{"State", "ip link set agc0000000001 up; sleep .5; bridge link set dev $P state 2",
+               ", state"},
+        Tamper{"FdbGone", "bridge fdb del $M dev $P master", "FDB"},
+        Tamper{"FdbDynamic",
+               "ip link set agc0000000001 up; sleep .5; bridge fdb del $M dev $P master;"
+               "bridge fdb add $M dev $P master dynamic",
+               "FDB"},
+        Tamper{"FdbElsewhere",
+               "ip link add other type veth peer name another; ip link set other master $B;"
+               "bridge fdb replace $M dev other master static",
+               "FDB"},
+        Tamper{"Neighbour4Gone", "ip neigh del 172.30.0.11 dev $B", "neighbour 172.30.0.11"},
+        Tamper{"Neighbour4Other",
+               "ip neigh replace 172.30.0.11 dev $B lladdr 02:00:00:00:09:09 nud permanent",
+               "neighbour 172.30.0.11"},
+        Tamper{"Neighbour4NotPermanent",
+               "ip neigh replace 172.30.0.11 dev $B lladdr $M nud reachable",
+               "neighbour 172.30.0.11"},
+        Tamper{"Neighbour6Gone", "ip neigh del 2001:db8:30::11 dev $B",
+               "neighbour 2001:db8:30::11"},
+        Tamper{"Neighbour6Other",
+               "ip neigh replace 2001:db8:30::11 dev $B lladdr 02:00:00:00:09:09 nud permanent",
+               "neighbour 2001:db8:30::11"}),
+    tamper_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    Tables, TamperingWithAReleasedPort,
+    ::testing::Values(
+        Tamper{"Ingress", "nft insert rule netdev agentgate $P-in accept",
+               "chain agp0000000001-in"},
+        Tamper{"Egress", "nft insert rule netdev agentgate $P-out accept",
+               "chain agp0000000001-out"},
+        Tamper{"IngressEmpty", "nft flush chain netdev agentgate $P-in", "chain agp0000000001-in"},
+        Tamper{"Released", "nft delete element bridge agentgate released { $P . $M }",
+               "set released"},
+        Tamper{"From4", "nft delete element inet agentgate from4 { 172.30.0.11 }", "map from4"},
+        Tamper{"To6", "nft delete element inet agentgate to6 { 2001:db8:30::11 }", "map to6"},
+        Tamper{"Allow4", "nft add element inet agentgate web.allow4 { 203.0.113.9 . tcp . 22 }",
+               "set web.allow4"},
+        Tamper{"Allow6", "nft flush set inet agentgate web.allow6", "set web.allow6"},
+        Tamper{"PolicyFrom4", "nft insert rule inet agentgate from4_web accept", "chain from4_web"},
+        Tamper{"PolicyTo6", "nft insert rule inet agentgate to6_web accept", "chain to6_web"}),
+    tamper_name);
+
+using TamperingWithAClosedPort = Tampering;
+TEST_P(TamperingWithAClosedPort, IsNamed) {
+  ok(gate->create_network(network()));
+  ok(gate->create_port(port()));
+  ASSERT_EQ(inspect(port()).state, PortState::closed);
+  tamper();
+  const PortReport report = inspect(port());
+  EXPECT_EQ(report.state, PortState::inconsistent);
+  expect_named(report.differences);
+}
+INSTANTIATE_TEST_SUITE_P(
+    Links, TamperingWithAClosedPort,
+    ::testing::Values(Tamper{"Locked", "bridge link set dev $P locked off", "flag locked"},
+                      Tamper{"Fdb", "bridge fdb replace $M dev $P master static", "FDB"},
+                      Tamper{"Neighbour4",
+                             "ip neigh replace 172.30.0.11 dev $B lladdr $M nud permanent",
+                             "neighbour 172.30.0.11"},
+                      Tamper{"Neighbour6",
+                             "ip neigh replace 2001:db8:30::11 dev $B lladdr $M nud permanent",
+                             "neighbour 2001:db8:30::11"}),
+    tamper_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    Tables, TamperingWithAClosedPort,
+    ::testing::Values(
+        Tamper{"Ingress", "nft insert rule netdev agentgate $P-in accept",
+               "chain agp0000000001-in"},
+        Tamper{"Released", "nft add element bridge agentgate released { $P . $M }", "set released"},
+        Tamper{"From4", "nft add element inet agentgate from4 { 172.30.0.11 : goto allowed }",
+               "map from4"}),
+    tamper_name);
+
+using TamperingWithANetwork = Tampering;
+TEST_P(TamperingWithANetwork, IsNamed) {
+  ok(gate->create_network(network()));
+  auto differences = gate->inspect_network(network());
+  ASSERT_TRUE(differences && differences->empty());
+  tamper();
+  differences = gate->inspect_network(network());
+  ASSERT_TRUE(differences) << differences.error().to_string();
+  expect_named(*differences);
+}
+INSTANTIATE_TEST_SUITE_P(
+    Links, TamperingWithANetwork,
+    ::testing::Values(
+        Tamper{"Gone", "ip link del $B", "bridge agn0123456789"},
+        Tamper{"Kind", "ip link del $B; ip link add $B type veth peer name other", ", kind"},
+        Tamper{"Mac", "ip link set $B address 02:00:00:00:09:09", ", MAC"},
+        Tamper{"Group", "ip link set $B group default", ", group"},
+        Tamper{"Down", "ip link set $B down", ", up"},
+        Tamper{"Stp", "ip link set $B type bridge stp_state 1", ", stp"},
+        Tamper{"Snooping", "ip link set $B type bridge mcast_snooping 1", ", mcast_snooping"},
+        Tamper{"GroupForwardMask", "ip link set $B type bridge group_fwd_mask 16384",
+               ", group_fwd_mask"},
+        Tamper{"AddressGone", "ip addr del 172.30.0.1/24 dev $B", ", address"},
+        Tamper{"Address6Gone", "ip addr del 2001:db8:30::1/64 dev $B", ", address"},
+        Tamper{"AddressMore", "ip addr add 172.31.0.1/24 dev $B", ", address"},
+        Tamper{"Address6More", "ip addr add 2001:db8:31::1/64 dev $B", ", address"}),
+    tamper_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    Tables, TamperingWithANetwork,
+    ::testing::Values(
+        Tamper{"Forward", "nft insert rule inet agentgate forward accept", "chain forward"},
+        Tamper{"FromPort", "nft insert rule bridge agentgate from_port accept", "chain from_port"},
+        Tamper{"NoTable", "nft delete table bridge agentgate", "table bridge agentgate"},
+        Tamper{"Flags", "nft add table inet agentgate { flags dormant \\; }", "flags"},
+        Tamper{"Always4", "nft flush set inet agentgate always4", "set always4"},
+        Tamper{"Always6", "nft flush set inet agentgate always6", "set always6"},
+        Tamper{"Host4", "nft add element inet agentgate host4 { 203.0.113.1 }", "set host4"},
+        Tamper{"Pool4", "nft flush set inet agentgate pool4", "set pool4"},
+        Tamper{"Masquerade6", "nft flush set inet agentgate masquerade6", "set masquerade6"}),
+    tamper_name);
+
+// What the kernel has for the port outside of the chains, by the tools' account.
+TEST_F(GateTest, ControlsComeAndGo) {
+  const auto fdb = [&] {
+    return host->must({"bridge", "fdb", "show", "dev", "agp0000000001"}).find("02:00:00:00:01:01 ");
+  };
+  const auto neighbours = [&] {
+    std::string out;
+    for (const char* address : {"172.30.0.11", "2001:db8:30::11"}) {
+      const auto found = host->json({"ip", "-j", "neigh", "show", "to", address});
+      if (found.empty()) continue;
+      out += found[0]["lladdr"].get<std::string>() + " " + found[0]["state"][0].get<std::string>() +
+             "; ";
+    }
+    return out;
+  };
+  const std::string there = "02:00:00:00:01:01 PERMANENT; 02:00:00:00:01:01 PERMANENT; ";
+  PortSpec p = port();
+  make_released(p);
+  EXPECT_NE(fdb(), std::string::npos);
+  EXPECT_EQ(neighbours(), there);
+  ok(gate->close_port(p));
+  ok(gate->unprepare_port(p));
+  EXPECT_EQ(fdb(), std::string::npos);
+  EXPECT_EQ(neighbours(), "");
+  // An arm puts the flags back as well.
+  host->must({"bridge", "link", "set", "dev", "agp0000000001", "locked", "off", "isolated", "off"});
+  ok(gate->prepare_port(p));
+  EXPECT_EQ(neighbours(), there);
+  const auto link = host->json({"ip", "-j", "-d", "link", "show", "agp0000000001"})[0];
+  EXPECT_EQ(link["linkinfo"]["info_slave_data"]["locked"], true);
+  EXPECT_EQ(link["linkinfo"]["info_slave_data"]["isolated"], true);
+  ok(gate->release_port(p, policy()));
+  ok(gate->delete_port(p));
+  EXPECT_EQ(neighbours(), "");
+  const std::string rules = host->must({"nft", "list", "ruleset"});
+  EXPECT_EQ(rules.find("agp0000000001"), std::string::npos);
+  EXPECT_EQ(rules.find("172.30.0.11"), std::string::npos);
+  EXPECT_EQ(rules.find("2001:db8:30::11"), std::string::npos);
+}
+
+// The link went behind the gate's back, and a new port has the same name and addresses.
+TEST_F(GateTest, ANewPortDoesNotFindItsPredecessorsElements) {
+  PortSpec p = port();
+  make_released(p);
+  host->must({"ip", "link", "del", "agp0000000001"});
+  EXPECT_NE(host->must({"nft", "list", "map", "inet", "agentgate", "from4"}).find("172.30.0.11"),
+            std::string::npos);
+  ok(gate->create_port(p));  // whatever its policy
+  const std::string inet = host->must({"nft", "list", "table", "inet", "agentgate"});
+  EXPECT_EQ(inet.find("172.30.0.11"), std::string::npos);
+  EXPECT_EQ(inet.find("2001:db8:30::11"), std::string::npos);
+  EXPECT_EQ(host->must({"nft", "list", "set", "bridge", "agentgate", "released"}).find("agp"),
+            std::string::npos);
+  for (const char* chain : {"agp0000000001-in", "agp0000000001-out"}) {
+    const std::string rules = host->must({"nft", "list", "chain", "netdev", "agentgate", chain});
+    EXPECT_NE(rules.find("policy drop"), std::string::npos) << rules;
+    EXPECT_EQ(rules.find("accept"), std::string::npos) << rules;
+  }
+}
+
+TEST_F(GateTest, APortThatCannotBeMadeLeavesNothing) {
+  EXPECT_FALSE(gate->create_port(port()));  // there is no bridge
+  EXPECT_EQ(host->exec({"ip", "link", "show", "agp0000000001"}).status, 1);
+  EXPECT_EQ(host->must({"nft", "list", "ruleset"}).find("agp000"), std::string::npos);
+}
+
+TEST_F(GateTest, AnotherPolicyTakesThePlaceOfTheFirst) {
+  PortSpec p = port();
+  make_released(p);
+  PolicySpec other = policy();
+  other.name = "other";
+  p.policy = "other";
+  ok(gate->release_port(p, other));
+  for (const char* map : {"from4", "from6", "to4", "to6"}) {
+    const std::string text_of = host->must({"nft", "list", "map", "inet", "agentgate", map});
+    EXPECT_NE(text_of.find(std::string("goto ") + map + "_other"), std::string::npos) << text_of;
+    EXPECT_EQ(text_of.find("_web"), std::string::npos) << text_of;
+  }
+}
+
+TEST_F(GateTest, APolicyThatChangedIsReleasedAsItIsNow) {
+  PortSpec p = port();
+  make_released(p);
+  ok(gate->close_port(p));
+  PolicySpec changed = policy();
+  const auto c = Ipv4Address::parse("203.0.113.9").value();
+  changed.v4.allow = {{{c, c}, Protocol::udp, {443, 443}}};
+  changed = normalise(changed);
+  ok(gate->release_port(p, changed));
+  const std::string set = host->must({"nft", "list", "set", "inet", "agentgate", "web.allow4"});
+  EXPECT_NE(set.find("203.0.113.9 . udp . 443"), std::string::npos) << set;
+  EXPECT_EQ(set.find("192.0.2.80"), std::string::npos) << set;
+}
+
+TEST_F(GateTest, APortIsNotReleasedToAPolicyThatIsNotIts) {
+  ok(gate->create_network(network()));
+  PortSpec p = port();
+  ok(gate->create_port(p));
+  for (const std::optional<std::string>& its : {std::optional<std::string>(), {"other"}}) {
+    p.policy = its;
+    const Status refused = gate->release_port(p, policy());
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, EINVAL);
+  }
+  EXPECT_EQ(host->must({"nft", "list", "ruleset"}).find("172.30.0.11"), std::string::npos);
+}
+
+TEST_F(GateTest, HostAddressesAreReplaced) {
+  const auto set4 = [](const char* a) {
+    const auto ip = Ipv4Address::parse(a).value();
+    return std::vector<Ipv4Range>{{ip, ip}};
+  };
+  const auto set6 = [](const char* a) {
+    const auto ip = Ipv6Address::parse(a).value();
+    return std::vector<Ipv6Range>{{ip, ip}};
+  };
+  ok(gate->set_host_addresses(set4("203.0.113.1"), set6("2001:db8:9::1")));
+  ok(gate->set_host_addresses(set4("203.0.113.3"), set6("2001:db8:9::3")));
+  const std::string inet = host->must({"nft", "list", "table", "inet", "agentgate"});
+  EXPECT_EQ(inet.find("203.0.113.1"), std::string::npos);
+  EXPECT_EQ(inet.find("2001:db8:9::1"), std::string::npos);
+  EXPECT_NE(inet.find("203.0.113.3"), std::string::npos);
+  EXPECT_NE(inet.find("2001:db8:9::3"), std::string::npos);
+}
+
+TEST_F(GateTest, AForeignLinkOfTheNameIsLeftAlone) {
+  for (const char* how : {"address 02:00:00:00:00:01 type bridge",
+                          "address 02:00:00:00:09:09 group 24935 type bridge",
+                          "address 02:00:00:00:00:01 group 24935 type veth peer name other"}) {
+    host->sh(std::string("ip link add agn0123456789 ") + how);
+    const Status refused = gate->create_network(network());
+    ASSERT_FALSE(refused) << how;
+    EXPECT_EQ(refused.error().code, EEXIST) << refused.error().to_string();
+    EXPECT_TRUE(host->json({"ip", "-j", "addr", "show", "agn0123456789"})[0]["addr_info"].empty());
+    host->must({"ip", "link", "del", "agn0123456789"});
+  }
+}
+
+TEST_F(GateTest, ANetworkWithAPortStays) {
+  ok(gate->create_network(network()));
+  ok(gate->create_port(port()));
+  const Status refused = gate->delete_network(network().bridge);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, EBUSY);
+  EXPECT_EQ(host->exec({"ip", "link", "show", "agn0123456789"}).status, 0);
+  ok(gate->delete_port(port()));
+  ok(gate->delete_network(network().bridge));
+  EXPECT_EQ(host->must({"nft", "list", "table", "inet", "agentgate"}).find("172.30"),
+            std::string::npos);
+}
+
 TEST_F(GateTest, UpdateChangesOnlyTheDifference) {
   PortSpec p = port();
   make_released(p);
@@ -215,13 +557,60 @@ TEST_F(GateTest, RestoreKeepsWhatIsRightAndClosesWhatIsNot) {
   EXPECT_EQ(inspect(p).state, PortState::closed) << text(inspect(p).differences);
 }
 
+// While nobody was there to see it, somebody changed the links.
+TEST_F(GateTest, RestorePutsTheLinksRight) {
+  PortSpec p = port();
+  make_released(p);
+  GateSpec spec;
+  spec.networks[network().bridge] = network();
+  spec.ports[p.name] = p;
+  spec.policies["web"] = policy();
+  gate.reset();
+  host->sh(
+      "bridge link set dev agp0000000001 isolated off locked off learning on flood on;"
+      "bridge fdb del 02:00:00:00:01:01 dev agp0000000001 master;"
+      "ip neigh replace 172.30.0.11 dev agn0123456789 lladdr 02:00:00:00:09:09 nud permanent;"
+      "ip neigh del 2001:db8:30::11 dev agn0123456789; ip link set agp0000000001 nomaster");
+  host->run([&] { gate = std::move(*Gate::open()); });
+  EXPECT_TRUE(restore(spec).empty());
+  auto link = host->json({"ip", "-j", "-d", "link", "show", "agp0000000001"})[0];
+  EXPECT_EQ(link["master"], "agn0123456789");
+  auto& slave = link["linkinfo"]["info_slave_data"];
+  EXPECT_EQ(slave["isolated"], true);
+  EXPECT_EQ(slave["locked"], true);
+  EXPECT_EQ(slave["learning"], false);
+  EXPECT_EQ(slave["flood"], false);
+  EXPECT_NE(host->must({"bridge", "fdb", "show", "dev", "agp0000000001"})
+                .find("02:00:00:00:01:01 master agn0123456789 static"),
+            std::string::npos);
+  for (const char* address : {"172.30.0.11", "2001:db8:30::11"}) {
+    const auto found = host->json({"ip", "-j", "neigh", "show", "to", address});
+    ASSERT_EQ(found.size(), 1U);
+    EXPECT_EQ(found[0]["lladdr"], "02:00:00:00:01:01");
+    EXPECT_EQ(found[0]["state"][0], "PERMANENT");
+  }
+  // A port whose link is gone is told about, and its elements go.
+  gate.reset();
+  host->must({"ip", "link", "del", "agp0000000001"});
+  host->run([&] { gate = std::move(*Gate::open()); });
+  EXPECT_EQ(restore(spec), std::vector<InterfaceName>{p.name});
+  EXPECT_EQ(host->must({"nft", "list", "ruleset"}).find("172.30.0.11"), std::string::npos);
+}
+
 TEST_F(GateTest, RestoreRemovesStrangersOfOurs) {
   ok(gate->create_network(network()));
   ok(gate->create_port(port()));
+  // Of a name like ours, but not of our group; and the other way round.
+  host->sh(
+      "ip link add agp00foreign type veth peer name agn00foreign;"
+      "ip link add foreign group 24935 type veth peer name foreign2");
   restore({});
   EXPECT_EQ(host->must({"nft", "list", "ruleset"}).find("agp000"), std::string::npos);
   EXPECT_EQ(host->exec({"ip", "link", "show", "agp0000000001"}).status, 1);
   EXPECT_EQ(host->exec({"ip", "link", "show", "agn0123456789"}).status, 1);
+  for (const char* foreign : {"agp00foreign", "agn00foreign", "foreign"}) {
+    EXPECT_EQ(host->exec({"ip", "link", "show", foreign}).status, 0) << foreign;
+  }
 }
 
 TEST_F(GateTest, OwnedTablesSurviveAForeignFlush) {
@@ -289,6 +678,38 @@ TEST_F(GateTest, SandboxLinkIsTiedToItsPort) {
   auto other = gate->tie(port(2), links->front(), sandbox.fd());
   ASSERT_TRUE(other);
   EXPECT_FALSE(other->empty());
+
+  // Each single thing that can be wrong, and only it.
+  const auto differs = [&](const SandboxLink& link, int netns, const std::string& where) {
+    auto result = gate->tie(port(1), link, netns);
+    ASSERT_TRUE(result);
+    ASSERT_EQ(result->size(), 1U) << where << ":\n" << text(*result);
+    EXPECT_NE(result->front().where.find(where), std::string::npos) << text(*result);
+  };
+  const SandboxLink right = links->front();
+  EXPECT_EQ(std::count(right.addresses.begin(), right.addresses.end(), *port(1).address4), 1);
+  SandboxLink wrong = right;
+  wrong.kind = "macvlan";
+  differs(wrong, sandbox.fd(), "kind");
+  wrong = right;
+  wrong.index += 1;
+  differs(wrong, sandbox.fd(), "other end");
+  wrong = right;
+  wrong.peer_index += 1;
+  differs(wrong, sandbox.fd(), "other end");
+  wrong = right;
+  wrong.mac = port(2).mac;
+  differs(wrong, sandbox.fd(), "MAC");
+  // A link of the same numbers in another namespace.
+  NetNamespace elsewhere;
+  host->must({"ip", "link", "set", "agc0000000002", "netns", elsewhere.path()});
+  differs(right, elsewhere.fd(), "namespace");
+  const NetNamespace nowhere;
+  auto unknown = gate->tie(port(1), right, nowhere.fd());
+  ASSERT_TRUE(unknown);
+  EXPECT_EQ(unknown->size(), 2U) << text(*unknown);
+  host->sh("ip link add other type bridge; ip link set agp0000000001 master other");
+  differs(right, sandbox.fd(), "bridge");
 }
 
 // A container that dies takes its veth along, and up to Linux 6.15 the port's chains with it.
