@@ -66,15 +66,19 @@ class GateTest : public test::KernelTest {
     if (IsSkipped()) return;
     host = std::make_unique<NetNamespace>();
     reopen();
+    restore({});
   }
-  void reopen() {
+  void reopen(Ownership ownership = Ownership::best) {
     gate.reset();
     host->run([&] {
-      auto opened = Gate::open();
+      auto opened = Gate::open(ownership);
       ASSERT_TRUE(opened) << opened.error().to_string();
       gate = std::move(*opened);
     });
-    restore({});
+  }
+  // Tables that stay when their owner ends: owned where the kernel can (since 6.9).
+  [[nodiscard]] Ownership lasting() const {
+    return gate->features().owner_persist ? Ownership::best : Ownership::none;
   }
   std::vector<InterfaceName> restore(const GateSpec& spec) {
     auto result = gate->restore(spec);
@@ -192,6 +196,9 @@ TEST_F(GateTest, UpdateChangesOnlyTheDifference) {
 }
 
 TEST_F(GateTest, RestoreKeepsWhatIsRightAndClosesWhatIsNot) {
+  const Ownership ownership = lasting();
+  reopen(ownership);
+  restore({});
   PortSpec p = port();
   make_released(p);
   GateSpec spec;
@@ -200,17 +207,32 @@ TEST_F(GateTest, RestoreKeepsWhatIsRightAndClosesWhatIsNot) {
   spec.policies["web"] = policy();
   const std::string before = host->must({"nft", "-s", "-a", "list", "ruleset"});
   // A new process finds everything right: nothing is touched, handles included.
-  gate.reset();
-  host->run([&] { gate = std::move(*Gate::open()); });
+  reopen(ownership);
   EXPECT_TRUE(restore(spec).empty());
   EXPECT_EQ(host->must({"nft", "-s", "-a", "list", "ruleset"}), before);
   // Its policy says something else than the kernel: closed.
   spec.policies["web"].v4.allow.clear();
-  gate.reset();
-  host->run([&] { gate = std::move(*Gate::open()); });
+  reopen(ownership);
   const auto closed = restore(spec);
   ASSERT_EQ(closed.size(), 1U);
   EXPECT_EQ(closed[0], p.name);
+  p.policy.reset();
+  EXPECT_EQ(inspect(p).state, PortState::closed) << text(inspect(p).differences);
+}
+
+// Without `persist` the tables go with their owner, and nothing says any more that the port was
+// as meant.
+TEST_F(GateTest, RestoreClosesWhatWentWithItsOwner) {
+  reopen(Ownership::owner);
+  restore({});
+  PortSpec p = port();
+  make_released(p);
+  GateSpec spec;
+  spec.networks[network().bridge] = network();
+  spec.ports[p.name] = p;
+  spec.policies["web"] = policy();
+  reopen(Ownership::owner);
+  EXPECT_EQ(restore(spec), std::vector<InterfaceName>{p.name});
   p.policy.reset();
   EXPECT_EQ(inspect(p).state, PortState::closed) << text(inspect(p).differences);
 }
@@ -225,7 +247,6 @@ TEST_F(GateTest, RestoreRemovesStrangersOfOurs) {
 }
 
 TEST_F(GateTest, OwnedTablesSurviveAForeignFlush) {
-  if (!gate->features().owner_persist) GTEST_SKIP() << "kernel without owner,persist";
   PortSpec p = port();
   make_released(p);
   host->must({"nft", "flush", "ruleset"});
@@ -235,7 +256,6 @@ TEST_F(GateTest, OwnedTablesSurviveAForeignFlush) {
 }
 
 TEST_F(GateTest, ASecondOwnerIsRefused) {
-  if (!gate->features().owner_persist) GTEST_SKIP() << "kernel without owner,persist";
   host->run([&] {
     auto second = Gate::open();
     ASSERT_FALSE(second);

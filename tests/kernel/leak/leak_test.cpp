@@ -812,9 +812,6 @@ class Meddling : public Leak,
 
 TEST_P(Meddling, ClosedPortStaysClosed) {
   make_gated();
-  if (!gate->features().owner_persist && GetParam().first == std::string_view("FlushRuleset")) {
-    GTEST_SKIP() << "kernel without owner,persist";  // a foreign flush takes the tables
-  }
   Sniffer bridge(host->fd(), kBridge, options(who));
   Sniffer neighbour(b->fd(), "eth0", options(who));
   Sniffer up(host->fd(), "up0", options(who));
