@@ -32,6 +32,73 @@ const std::string kNetwork(64, 'a');
 const std::string kClosed = std::string(63, 'b') + "1";
 const std::string kReleased = "c" + std::string(63, 'd');
 
+<<<<<<< HEAD
+=======
+struct Change {
+  const char* name;
+  const char* script;   // $port, $other (the closed one), $bridge
+  bool tables = false;  // needs tables that others may write to
+};
+
+// Every one of them leaves something that is not as meant.
+const Change kChanges[] = {
+    {"isolated", "bridge link set dev $port isolated off"},
+    {"learning", "bridge link set dev $port learning on"},
+    {"locked", "bridge link set dev $port locked off"},
+    {"flood", "bridge link set dev $port flood on"},
+    {"mcast_flood", "bridge link set dev $port mcast_flood on"},
+    {"bcast_flood", "bridge link set dev $port bcast_flood on"},
+    {"hairpin", "bridge link set dev $port hairpin on"},
+    {"guard", "bridge link set dev $port guard on"},
+    {"neigh_suppress", "bridge link set dev $port neigh_suppress on"},
+    {"fdb_foreign", "bridge fdb add 02:00:00:00:99:99 dev $port master static"},
+    {"fdb_of_a_closed_port", "bridge fdb add $other_mac dev $other master static"},
+    {"down", "ip link set $port down"},
+    {"nomaster", "ip link set $port nomaster"},
+    // Before Linux 6.2 only a link that is DOWN can be renamed, and the guard may be faster.
+    {"renamed",
+     "until printf 'link set %s down\nlink set %s name other0\n' $port $port | ip -b -; do :; done;"
+     "ip link set other0 up || :"},
+    {"moved", "ip link set $port master br9"},
+    {"group", "ip link set $port group 5"},
+    {"bridge_down", "ip link set $bridge down"},
+    {"bridge_mac", "ip link set $bridge address 02:00:00:00:00:77"},
+    {"bridge_group", "ip link set $bridge group 5"},
+    {"bridge_address_gone", "ip addr del 172.30.0.1/24 dev $bridge"},
+    {"bridge_address6_gone", "ip addr del 2001:db8:30::1/64 dev $bridge"},
+    {"bridge_address_more", "ip addr add 172.30.9.1/24 dev $bridge"},
+    {"bridge_stp", "ip link set $bridge type bridge stp_state 1"},
+    {"bridge_snooping", "ip link set $bridge type bridge mcast_snooping 1"},
+    {"bridge_fwd_mask", "ip link set $bridge type bridge group_fwd_mask 0x4008"},
+    {"bridge_renamed",
+     "until printf 'link set %s down\nlink set %s name other1\n' $bridge $bridge | ip -b -; do :; "
+     "done"},
+    {"bridge_deleted", "ip link del $bridge"},
+    {"flush_ruleset", "nft flush ruleset", true},
+    {"table_inet_gone", "nft delete table inet agentgate", true},
+    {"table_bridge_gone", "nft delete table bridge agentgate", true},
+    {"table_netdev_gone", "nft delete table netdev agentgate", true},
+    {"chain_flushed", "nft flush chain inet agentgate forward", true},
+    {"policy_chain_flushed", "nft flush chain inet agentgate from4_web", true},
+    {"port_chain_flushed", "nft flush chain netdev agentgate $port-in", true},
+    {"rule_added", "nft insert rule inet agentgate input accept", true},
+    {"element_gone", "nft delete element inet agentgate from4 '{ 172.30.0.12 }'", true},
+    {"element_added", "nft add element inet agentgate web.allow4 '{ 203.0.113.1 . tcp . 1 }'",
+     true},
+    {"masquerade_gone", "nft flush set inet agentgate masquerade4", true},
+};
+
+// Controls of a released port.
+const Change kControls[] = {
+    {"fdb_gone", "bridge fdb del $mac dev $port master"},
+    {"fdb_moved", "bridge fdb replace $mac dev $other master static"},
+    {"neighbour_gone", "ip neigh del 172.30.0.12 dev $bridge"},
+    {"neighbour6_gone", "ip neigh del 2001:db8:30::12 dev $bridge"},
+    {"neighbour_replaced",
+     "ip neigh replace 172.30.0.12 lladdr 02:00:00:00:99:99 dev $bridge nud permanent"},
+};
+
+>>>>>>> vm
 class GuardTest : public test::KernelTest {
  protected:
   void SetUp() override {
