@@ -21,6 +21,7 @@ class FakeService : public arm::Service {
  public:
   arm::Report report;
   host::Snapshot snapshot;
+  arm::EngineGuardStatus guarded;
   std::vector<arm::Refreshed> refreshed;
   std::vector<arm::Finding> findings;
   std::vector<std::string> calls;
@@ -42,6 +43,7 @@ class FakeService : public arm::Service {
     return refreshed;
   }
   host::Snapshot status() override { return snapshot; }
+  arm::EngineGuardStatus engine_guard() override { return guarded; }
   std::vector<arm::Finding> doctor() override { return findings; }
 
  private:
