@@ -186,7 +186,7 @@ TEST_F(WatchedTest, StartsElsewhereAndOfTheContainerItself) {
 }
 
 TEST_F(WatchedTest, StartsAreNotAskedForWhileNothingIsReleased) {
-  ports.close(endpoint_id()).value();
+  ASSERT_TRUE(ports.close(endpoint_id()));
   const int before = engine.inspects;
   EXPECT_TRUE(pipeline().started(kOther, engine, "container start n1").closed.empty());
   EXPECT_EQ(engine.inspects, before);
