@@ -1025,9 +1025,14 @@ Report Pipeline::Impl::close_for(const EndpointRecord& endpoint, const std::stri
   report.port = port_name(endpoint.id).str();
   report.policy = release.policy;
   report.started_at = utc_now();
-  // A container that ended was not found wanting.
-  report.outcome = runs(release.process) ? Outcome::undone : Outcome::closed;
-  report.reason = "premise: " + premise + "; the release of " + release.released_at + " is undone";
+  if (runs(release.process)) {
+    report.outcome = Outcome::undone;
+    report.reason =
+        "premise: " + premise + "; the release of " + release.released_at + " is undone";
+  } else {  // not found wanting
+    report.outcome = Outcome::closed;
+    report.reason = "its process has ended, and with it the release of " + release.released_at;
+  }
   report.notes.push_back("after: " + event);
   Status closed = ports.clean(endpoint.id);
   // ENOENT: the port is gone with its endpoint.
@@ -1090,7 +1095,8 @@ Rechecked Pipeline::recheck(const std::vector<std::string>& containers, Premises
       out.closed.push_back(impl_->close_for(endpoint, first->text, event));
       if (out.closed.back().outcome == Outcome::inconsistent) out.again.push_back(container);
     } else if (!broken.empty()) {
-      spdlog::debug("engine guard: {}: {}", endpoint.release->container_name, broken.front().to_string());
+      spdlog::debug("engine guard: {}: {}", endpoint.release->container_name,
+                    broken.front().to_string());
       out.again.push_back(container);
     }
   }
