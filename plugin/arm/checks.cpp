@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -19,6 +20,7 @@
 #include <mutex>
 #include <sstream>
 #include <string_view>
+#include <thread>
 #include <tuple>
 
 namespace agentgate::arm {
@@ -37,6 +39,9 @@ std::string trimmed(std::string text) {
 }
 
 tl::unexpected<Error> refuse(std::string text) { return fail("", std::move(text), EPERM); }
+
+constexpr int kLooks = 10;
+constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
 
 struct FileDescriptor {
   explicit FileDescriptor(int value) : fd(value) {}
@@ -400,8 +405,29 @@ Evidence check_frozen(std::int64_t pid, const std::string& runtime_kind, const S
   return "cgroup freezer: " + seen;
 }
 
+Result<Occupants> find_occupants(const System& system) {
+  DIR* proc = ::opendir(system.proc.c_str());
+  if (proc == nullptr) return fail_errno("open " + system.proc);
+  Occupants out;
+  while (const dirent* entry = ::readdir(proc)) {
+    if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
+    std::string process = entry->d_name;
+    struct stat status {};
+    if (::fstatat(::dirfd(proc), (process + "/ns/net").c_str(), &status, 0) < 0) continue;  // ended
+    out[{status.st_dev, status.st_ino}].push_back(std::move(process));
+  }
+  ::closedir(proc);
+  return out;
+}
+
+Result<Namespace> namespace_of(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) < 0) return fail_errno("network namespace", path);
+  return Namespace{status.st_dev, status.st_ino};
+}
+
 Evidence check_alone(std::int64_t pid, const std::string& container_id, int netns_fd,
-                     const System& system) {
+                     const System& system, const Occupants& occupants) {
   struct stat wanted {};
   if (::fstat(netns_fd, &wanted) < 0) return fail_errno("network namespace of the container");
   const auto cgroup_of = [&](const std::string& process) {
@@ -413,28 +439,36 @@ Evidence check_alone(std::int64_t pid, const std::string& container_id, int netn
     return cgroup == own ||
            (container_id.size() == 64 && cgroup.find(container_id) != std::string::npos);
   };
-  DIR* proc = ::opendir(system.proc.c_str());
-  if (proc == nullptr) return fail_errno("open " + system.proc);
-  unsigned inside = 0;
-  std::string stranger;
-  while (const dirent* entry = ::readdir(proc)) {
-    if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
-    const std::string process = entry->d_name;
-    struct stat status {};
-    if (::fstatat(::dirfd(proc), (process + "/ns/net").c_str(), &status, 0) < 0) continue;  // ended
-    if (status.st_ino != wanted.st_ino || status.st_dev != wanted.st_dev) continue;
-    ++inside;
+  const Namespace its{wanted.st_dev, wanted.st_ino};
+  const auto found = occupants.find(its);
+  const std::vector<std::string> inside =
+      found == occupants.end() ? std::vector<std::string>() : found->second;
+  const auto is_stranger = [&](const std::string& process) {
     const std::string cgroup = cgroup_of(process);
-    if (!cgroup.empty() && !belongs(cgroup)) stranger = process;
+    if (cgroup.empty() || belongs(cgroup)) return false;
+    // Its number may be another process's since the look through /proc.
+    const auto now = namespace_of(system.proc + "/" + process + "/ns/net");
+    return now && *now == its;
+  };
+  std::string stranger;
+  for (const std::string& process : inside) {
+    // What `docker exec` starts is in the namespace a moment before it is in the cgroup.
+    bool strange = is_stranger(process);
+    for (int look = 0; strange && look < kLooks; ++look) {
+      std::this_thread::sleep_for(kBetweenLooks);
+      strange = is_stranger(process);
+    }
+    if (!strange) continue;
+    stranger = process;
+    break;
   }
-  ::closedir(proc);
   if (!stranger.empty()) {
     return refuse("process " + stranger + " (" +
                   trimmed(read_file(system.proc + "/" + stranger + "/comm")) +
                   ") of another container or of the host shares its network namespace; stop it "
                   "(docker run --network container:… does this)");
   }
-  return std::to_string(inside) + " processes in its namespace, all its own";
+  return std::to_string(inside.size()) + " processes in its namespace, all its own";
 }
 
 Result<LinkSeen> check_links(const std::vector<netdriver::SandboxLink>& links,

@@ -6,7 +6,11 @@
 // wrong and the mend. Threading: any.
 #pragma once
 
+#include <sys/types.h>
+
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "netdriver/gate_kernel.h"
@@ -60,9 +64,16 @@ struct RuntimeSeen {
 // pauses by the freezer: runsc asks its own kernel to stop, and the host's shows nothing of it.
 [[nodiscard]] Evidence check_frozen(std::int64_t pid, const std::string& runtime_kind,
                                     const System& system);
-// No process outside the container's cgroup is in its network namespace. Reads /proc.
+// Which processes are in which network namespace: one look through /proc, for as many containers
+// as one likes.
+using Namespace = std::pair<dev_t, ino_t>;
+using Occupants = std::map<Namespace, std::vector<std::string>>;
+[[nodiscard]] Result<Occupants> find_occupants(const System& system);
+// The network namespace that a file stands for. What stat(2) says where there is none.
+[[nodiscard]] Result<Namespace> namespace_of(const std::string& path);
+// No process outside the container's cgroup is in its network namespace.
 [[nodiscard]] Evidence check_alone(std::int64_t pid, const std::string& container_id, int netns_fd,
-                                   const System& system);
+                                   const System& system, const Occupants& occupants);
 
 // What the container's own links say (pipeline step 7): exactly one besides lo and the tunnel
 // modules' own, with the endpoint's MAC and no address but the endpoint's. Under runsc the

@@ -21,7 +21,8 @@ std::string first_word(const std::string& path) {
 
 }  // namespace
 
-std::vector<Finding> examine(const Options& options, host::Ports& ports, engine::Api& engine) {
+std::vector<Finding> examine(const Options& options, host::Ports& ports, engine::Api& engine,
+                             const EngineGuardStatus& guard) {
   std::vector<Finding> out;
   const auto add = [&](const char* check, const char* outcome, std::string seen, std::string mend) {
     out.push_back({check, outcome, std::move(seen), std::move(mend)});
@@ -121,6 +122,15 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
             "");
       }
     }
+  }
+  if (guard.connected) {
+    add("engine.events", "ok", "connected to the engine's events since " + guard.since, "");
+  } else {
+    add("engine.events", "missing",
+        "not connected to the engine's events: " +
+            (guard.since.empty() ? std::string("not started") : guard.reason),
+        "released containers are not watched until the engine answers on --engine-socket; "
+        "agentgated tries by itself");
   }
   const std::string v4 = first_word(options.system.proc + "/sys/net/ipv4/ip_forward");
   add("forwarding.ipv4", v4 == "1" ? "ok" : "missing", v4,

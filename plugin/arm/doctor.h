@@ -10,6 +10,6 @@
 namespace agentgate::arm {
 
 [[nodiscard]] std::vector<Finding> examine(const Options& options, host::Ports& ports,
-                                           engine::Api& engine);
+                                           engine::Api& engine, const EngineGuardStatus& guard);
 
 }  // namespace agentgate::arm

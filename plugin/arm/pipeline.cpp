@@ -14,6 +14,7 @@
 #include "plugin/arm/audit.h"
 #include "plugin/arm/checks.h"
 #include "plugin/arm/doctor.h"
+#include "plugin/arm/premises.h"
 #include "plugin/failpoint.h"
 
 namespace agentgate::arm {
@@ -112,6 +113,13 @@ class KeyedMutex {
     bool waited = false;
   };
   Lock lock(const std::string& key) {
+    Lock out = try_lock(key);
+    out.waited = !out.held.owns_lock();
+    if (out.waited) out.held.lock();
+    return out;
+  }
+  // Not held when another one has it.
+  Lock try_lock(const std::string& key) {
     Lock out;
     {
       const std::lock_guard guard(mutex_);
@@ -122,8 +130,6 @@ class KeyedMutex {
       if (!out.mutex) known_[key] = out.mutex = std::make_shared<std::mutex>();
     }
     out.held = std::unique_lock(*out.mutex, std::try_to_lock);
-    out.waited = !out.held.owns_lock();
-    if (out.waited) out.held.lock();
     return out;
   }
 
@@ -169,14 +175,13 @@ struct Pipeline::Impl {
   // The engine's runtime table changes only with its process or its configuration.
   std::string info_key;
   engine::Info info;
+  EngineGuardStatus guard_status;  // guarded by mutex
 
   Impl(Options o, host::Ports& p, engine::Api& e)
       : options(std::move(o)), ports(p), engine(e), audit(options.audit_file) {}
 
-  // Whether the process that a port was released for still runs.
   [[nodiscard]] bool runs(const ProcessIdentity& process) const {
-    const auto now = engine::process_identity(process.pid, options.system.proc);
-    return now && *now == process;
+    return arm::runs(process, options.system);
   }
 
   Result<engine::Info> info_of(const engine::Identity& identity, const std::string& hash) {
@@ -220,6 +225,8 @@ struct Pipeline::Impl {
   }
 
   Status refresh(const std::string& name, Refreshed& out);
+  Report close_for(const EndpointRecord& endpoint, const std::string& premise,
+                   const std::string& event);
 
   Result<policy::Compiled> compile(const policy::Policy& policy,
                                    const policy::Resolution& resolution) {
@@ -373,7 +380,7 @@ struct Pipeline::Run {
     const std::string path = system().proc + "/" + std::to_string(container.pid) + "/ns/net";
     netns = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (netns.get() < 0) return fail_errno("network namespace of the container", path);
-    evidence = check_alone(container.pid, container.id, netns.get(), system());
+    evidence = alone();
     if (!evidence) return evidence;
     all.push_back(std::move(*evidence));
     if (!container.capabilities_added.empty()) {
@@ -381,6 +388,11 @@ struct Pipeline::Run {
                              joined(container.capabilities_added, ", "));
     }
     return joined(all, "; ");
+  }
+  Evidence alone() {
+    const auto occupants = find_occupants(system());
+    if (!occupants) return tl::unexpected(occupants.error());
+    return check_alone(container.pid, container.id, netns.get(), system(), *occupants);
   }
   // 6
   Evidence clean_slate() {
@@ -549,6 +561,9 @@ struct Pipeline::Run {
     }
     auto same = still_the_same();
     if (!same) return same;
+    // Who came between step 5 and the release was no news to the guard yet.
+    auto still_alone = alone();
+    if (!still_alone) return still_alone;
     return "released exactly as meant; " + *same;
   }
   // 13
@@ -825,29 +840,17 @@ Report Pipeline::check(const std::string& container) {
     report.differences.emplace_back("released by record, but closed in the kernel");
   }
   if (release) {
-    // The premises of the release, as far as they can change afterwards.
-    const auto premise = [&](const Evidence& evidence) {
-      if (!evidence) report.differences.push_back("premise: " + evidence.error().text);
-    };
-    if (found) {
-      premise(check_restart_policy(*found));
-      premise(check_networks(*found));
-    }
-    const System& system = impl_->options.system;
-    if ((found && found->id != release->container_id) || !impl_->runs(release->process)) {
-      report.differences.emplace_back("premise: released for another process than runs now");
-    } else {
-      const std::string path = system.proc + "/" + std::to_string(release->process.pid) + "/ns/net";
-      const Fd netns(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-      if (netns.get() < 0) {
-        premise(fail_errno("network namespace of the container", path));
-      } else {
-        premise(check_alone(release->process.pid, release->container_id, netns.get(), system));
-        const auto links = impl_->ports.sandbox_links(netns.get());
-        const auto only = links ? check_links(*links, port->endpoint, true)
-                                : Result<LinkSeen>(tl::unexpected(links.error()));
-        premise(only ? Evidence(only->evidence) : Evidence(tl::unexpected(only.error())));
+    const auto differ = [&](const std::vector<Error>& premises) {
+      for (const Error& error : premises) {
+        report.differences.push_back("premise: " + error.text);
       }
+    };
+    if (found) differ(broken_by_engine(*found));
+    if (found && found->id != release->container_id) {
+      differ({another_process()});
+    } else {
+      const System& system = impl_->options.system;
+      differ(broken_by_kernel(port->endpoint, impl_->ports, system, find_occupants(system)));
     }
   }
   if (release) {
@@ -976,10 +979,178 @@ std::vector<Refreshed> Pipeline::refresh(const std::optional<std::string>& only)
   return out;
 }
 
-host::Snapshot Pipeline::status() { return impl_->ports.snapshot(); }
+host::Snapshot Pipeline::status() {
+  host::Snapshot out = impl_->ports.snapshot();
+  const std::vector<std::string> guards = engine_guard().incidents;
+  if (guards.empty()) return out;
+  out.incidents.insert(out.incidents.end(), guards.begin(), guards.end());
+  std::stable_sort(out.incidents.begin(), out.incidents.end());  // by time
+  return out;
+}
+
+EngineGuardStatus Pipeline::engine_guard() {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->guard_status;
+}
+
+void Pipeline::guard_seen(const EngineGuardStatus& status) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->guard_status = status;
+}
+
+// ---- the premises of releases, again -----------------------------------------------------------
+
+Result<std::vector<std::string>> Pipeline::released() {
+  const host::Snapshot snapshot = impl_->ports.snapshot();
+  if (!snapshot.ready) return fail("releases", "not known yet: " + snapshot.failure, EAGAIN);
+  std::vector<std::string> out;
+  for (const EndpointRecord& endpoint : snapshot.endpoints) {
+    if (endpoint.release) out.push_back(endpoint.release->container_id);
+  }
+  return out;
+}
+
+// The caller holds the container's lock.
+Report Pipeline::Impl::close_for(const EndpointRecord& endpoint, const std::string& premise,
+                                 const std::string& event) {
+  const auto start = Clock::now();
+  const Release& release = *endpoint.release;
+  Report report;
+  report.operation = "guard";
+  report.container = release.container_name;
+  report.container_id = release.container_id;
+  report.container_name = release.container_name;
+  report.network_id = endpoint.network.str();
+  report.endpoint_id = endpoint.id.str();
+  report.port = port_name(endpoint.id).str();
+  report.policy = release.policy;
+  report.started_at = utc_now();
+  if (runs(release.process)) {
+    report.outcome = Outcome::undone;
+    report.reason =
+        "premise: " + premise + "; the release of " + release.released_at + " is undone";
+  } else {  // not found wanting
+    report.outcome = Outcome::closed;
+    report.reason = "its process has ended, and with it the release of " + release.released_at;
+  }
+  report.notes.push_back("after: " + event);
+  Status closed = ports.clean(endpoint.id);
+  // ENOENT: the port is gone with its endpoint.
+  if (!closed && closed.error().code != ENOENT) closed = ports.clean(endpoint.id);
+  if (!closed && closed.error().code != ENOENT) {
+    report.outcome = Outcome::inconsistent;
+    report.reason += "; AND THE PORT COULD NOT BE READ BACK CLOSED: " + closed.error().to_string() +
+                     ": remove the container now";
+  }
+  report.milliseconds = since(start);
+  write_audit(report);
+  return report;
+}
+
+Rechecked Pipeline::recheck(const std::vector<std::string>& containers, Premises which,
+                            engine::Api& engine, const std::string& event) {
+  Rechecked out;
+  const host::Snapshot snapshot = impl_->ports.snapshot();
+  if (!snapshot.ready) {
+    out.again = containers;
+    return out;
+  }
+  const std::set<std::string> wanted(containers.begin(), containers.end());
+  std::optional<Result<Occupants>> occupants;  // one look for all
+  for (const EndpointRecord& known : snapshot.endpoints) {
+    if (!known.release || wanted.count(known.release->container_id) == 0) continue;
+    const std::string container = known.release->container_id;
+    const auto lock = impl_->containers.try_lock(container);
+    if (!lock.held) {
+      out.again.push_back(container);
+      continue;
+    }
+    // Held from here on: what it is released for cannot change any more.
+    const auto port = impl_->ports.find(known.id);
+    if (!port) {
+      if (port.error().code != ENOENT) out.again.push_back(container);
+      continue;
+    }
+    const EndpointRecord& endpoint = port->endpoint;
+    if (!endpoint.release || endpoint.release->container_id != container) continue;
+    std::vector<Error> broken;
+    if (which != Premises::engine) {
+      if (!occupants) occupants = find_occupants(impl_->options.system);
+      broken = broken_by_kernel(endpoint, impl_->ports, impl_->options.system, *occupants);
+    }
+    // What the kernel says is enough, and the engine may be slow.
+    const bool enough = std::any_of(broken.begin(), broken.end(), does_not_hold);
+    if (!enough && which != Premises::kernel) {
+      const auto found = engine.inspect(container);
+      if (found) {
+        for (Error& error : broken_by_engine(*found)) broken.push_back(std::move(error));
+      } else if (found.error().code == ENOENT) {
+        broken.push_back({"", EPERM, std::nullopt, "the engine does not know the container"});
+      } else {
+        broken.push_back(found.error());
+      }
+    }
+    const auto first = std::find_if(broken.begin(), broken.end(), does_not_hold);
+    if (first != broken.end()) {
+      out.closed.push_back(impl_->close_for(endpoint, first->text, event));
+      if (out.closed.back().outcome == Outcome::inconsistent) out.again.push_back(container);
+    } else if (!broken.empty()) {
+      spdlog::debug("engine guard: {}: {}", endpoint.release->container_name,
+                    broken.front().to_string());
+      out.again.push_back(container);
+    }
+  }
+  return out;
+}
+
+Rechecked Pipeline::started(const std::string& container, engine::Api& engine,
+                            const std::string& event) {
+  Rechecked out;
+  const host::Snapshot snapshot = impl_->ports.snapshot();
+  if (!snapshot.ready) {
+    out.again.push_back(container);
+    return out;
+  }
+  const auto is_released = [](const EndpointRecord& one) { return one.release.has_value(); };
+  if (std::none_of(snapshot.endpoints.begin(), snapshot.endpoints.end(), is_released)) return out;
+  const auto found = engine.inspect(container);
+  if (!found) {
+    if (found.error().code != ENOENT) out.again.push_back(container);  // else gone, and with it all
+    return out;
+  }
+  std::optional<Namespace> its;
+  if (found->pid > 0) {
+    const auto seen =
+        namespace_of(impl_->options.system.proc + "/" + std::to_string(found->pid) + "/ns/net");
+    if (seen) its = *seen;
+  }
+  for (const EndpointRecord& known : snapshot.endpoints) {
+    if (!known.release || known.release->container_id == found->id) continue;
+    // By name as well: it may have ended already, after it did what it came for.
+    bool inside = found->network_mode == "container:" + known.release->container_id;
+    if (!inside && its) {
+      const auto sandbox = namespace_of(known.sandbox_key);
+      inside = sandbox && *sandbox == *its;
+    }
+    if (!inside) continue;
+    const auto lock = impl_->containers.try_lock(known.release->container_id);
+    const auto port = impl_->ports.find(known.id);
+    const bool judged = lock.held && (port || port.error().code == ENOENT);
+    if (!judged) out.again.push_back(container);
+    if (!judged || !port || port->endpoint.release != known.release) continue;
+    out.closed.push_back(impl_->close_for(
+        port->endpoint, "container " + found->name + " was started in its network namespace",
+        event));
+    if (out.closed.back().outcome == Outcome::inconsistent) out.again.push_back(container);
+  }
+  Rechecked own = recheck({found->id}, Premises::all, engine, event);
+  out.closed.insert(out.closed.end(), own.closed.begin(), own.closed.end());
+  out.again.insert(out.again.end(), own.again.begin(), own.again.end());
+  return out;
+}
 
 std::vector<Finding> Pipeline::doctor() {
-  return examine(impl_->options, impl_->ports, impl_->engine);
+  return examine(impl_->options, impl_->ports, impl_->engine, engine_guard());
 }
 
 }  // namespace agentgate::arm

@@ -7,7 +7,8 @@
 // A refused arm also closes what an earlier arm had released: exit 1 always means closed.
 //
 // It asks the engine and the kernel, compares, and decides; it changes the kernel only through
-// host::Ports. Operations on one container are serialised.
+// host::Ports. Operations on one container are serialised. After a release the guard asks for its
+// premises to be judged again (watched.h).
 #pragma once
 
 #include <filesystem>
@@ -17,6 +18,7 @@
 
 #include "plugin/arm/checks.h"
 #include "plugin/arm/service.h"
+#include "plugin/arm/watched.h"
 #include "plugin/engine/engine.h"
 #include "plugin/host/host.h"
 
@@ -31,7 +33,7 @@ struct Options {
   System system;  // where /proc and the cgroups are
 };
 
-class Pipeline : public Service {
+class Pipeline : public Service, public Watched {
  public:
   // Both must outlive the pipeline.
   Pipeline(Options options, host::Ports& ports, engine::Api& engine);
@@ -41,8 +43,16 @@ class Pipeline : public Service {
   Report disarm(const std::string& container) override;
   Report check(const std::string& container) override;
   std::vector<Refreshed> refresh(const std::optional<std::string>& policy) override;
-  host::Snapshot status() override;
+  host::Snapshot status() override;  // with the guard's incidents
+  EngineGuardStatus engine_guard() override;
   std::vector<Finding> doctor() override;
+
+  Result<std::vector<std::string>> released() override;
+  Rechecked recheck(const std::vector<std::string>& containers, Premises which, engine::Api& engine,
+                    const std::string& event) override;
+  Rechecked started(const std::string& container, engine::Api& engine,
+                    const std::string& event) override;
+  void guard_seen(const EngineGuardStatus& status) override;
 
  private:
   struct Impl;

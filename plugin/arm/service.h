@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plugin/arm/report.h"
+#include "plugin/arm/watched.h"
 #include "plugin/host/host.h"
 
 namespace agentgate::arm {
@@ -47,6 +48,7 @@ class Service {
   // All policies in use, or the one named.
   virtual std::vector<Refreshed> refresh(const std::optional<std::string>& policy) = 0;
   virtual host::Snapshot status() = 0;
+  virtual EngineGuardStatus engine_guard() = 0;
   virtual std::vector<Finding> doctor() = 0;
 };
 

@@ -125,6 +125,13 @@ std::string render_status(const json& status) {
   } else if (text_of(status, "ready") != "true") {
     out += "not ready: the state is still being restored\n";
   }
+  const json guard = status.is_object() ? status.value("engine_guard", json()) : json();
+  if (text_of(guard, "connected") == "true") {
+    out += "engine guard: connected since " + text_of(guard, "since") + "\n";
+  } else if (guard.is_object()) {
+    out += "engine guard: NOT CONNECTED to the engine's events, releases are not watched: " +
+           text_of(guard, "reason") + "\n";
+  }
   out += "networks\n";
   std::vector<std::vector<std::string>> rows{
       {"NETWORK", "BRIDGE", "GATEWAY", "GATEWAY6", "POLICY"}};

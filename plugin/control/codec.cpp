@@ -180,7 +180,7 @@ std::string encode(const std::vector<arm::Refreshed>& refreshed) {
                {"policies", std::move(policies)}});
 }
 
-std::string encode_status(const host::Snapshot& snapshot) {
+std::string encode_status(const host::Snapshot& snapshot, const arm::EngineGuardStatus& guard) {
   ordered_json networks = ordered_json::array();
   for (const auto& network : snapshot.networks) networks.push_back(encode_network(network));
   ordered_json endpoints = ordered_json::array();
@@ -201,6 +201,12 @@ std::string encode_status(const host::Snapshot& snapshot) {
                  {"failures", snapshot.guard.failures},
                  {"closed", snapshot.guard.closed},
                  {"lost", snapshot.guard.lost}}},
+               {"engine_guard",
+                {{"connected", guard.connected},
+                 {"since", guard.since},
+                 {"reason", guard.reason},
+                 {"losses", guard.losses},
+                 {"closed", guard.closed}}},
                {"incidents", snapshot.incidents}});
 }
 
@@ -208,7 +214,8 @@ bool is_healthy(const host::Snapshot& snapshot) {
   return snapshot.ready && snapshot.failure.empty();
 }
 
-std::string encode_health(const host::Snapshot& snapshot, const Totals& totals) {
+std::string encode_health(const host::Snapshot& snapshot, const Totals& totals,
+                          const arm::EngineGuardStatus& guard) {
   ordered_json reasons = ordered_json::array();
   if (!snapshot.failure.empty()) {
     reasons.push_back(snapshot.failure);
@@ -229,7 +236,9 @@ std::string encode_health(const host::Snapshot& snapshot, const Totals& totals) 
                  {"disarmed", totals.disarmed},
                  {"refused", totals.refused},
                  {"undone", totals.undone},
-                 {"inconsistent", totals.inconsistent}}}});
+                 {"inconsistent", totals.inconsistent},
+                 {"engine_guard_losses", guard.losses},
+                 {"engine_guard_closed", guard.closed}}}});
 }
 
 std::string encode(const std::vector<arm::Finding>& findings) {

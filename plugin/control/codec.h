@@ -44,9 +44,11 @@ struct Totals {
 [[nodiscard]] Decoded<PolicyRequest> decode_refresh(std::string_view body);
 
 [[nodiscard]] std::string encode(const std::vector<arm::Refreshed>& refreshed);
-[[nodiscard]] std::string encode_status(const host::Snapshot& snapshot);
+[[nodiscard]] std::string encode_status(const host::Snapshot& snapshot,
+                                        const arm::EngineGuardStatus& guard);
 [[nodiscard]] bool is_healthy(const host::Snapshot& snapshot);
-[[nodiscard]] std::string encode_health(const host::Snapshot& snapshot, const Totals& totals);
+[[nodiscard]] std::string encode_health(const host::Snapshot& snapshot, const Totals& totals,
+                                        const arm::EngineGuardStatus& guard);
 [[nodiscard]] std::string encode(const std::vector<arm::Finding>& findings);
 [[nodiscard]] std::string encode_version();
 [[nodiscard]] std::string encode_error(const BadRequest& error);

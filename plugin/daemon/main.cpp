@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 
+#include <chrono>
 #include <csignal>
 #include <future>
 #include <memory>
@@ -25,6 +26,7 @@
 #include "plugin/daemon/options.h"
 #include "plugin/driver/driver.h"
 #include "plugin/engine/engine.h"
+#include "plugin/guard/guard.h"
 #include "plugin/host/host.h"
 #include "plugin/http/server.h"
 #include "plugin/store/store.h"
@@ -35,6 +37,8 @@ namespace {
 // Long enough that Docker gets the reason at once rather than waiting 15 s for a socket, short
 // enough that the service manager soon tries again.
 constexpr int kFailedFor = 10;  // seconds
+
+constexpr auto kGuardPatience = std::chrono::milliseconds(5000);
 
 gid_t control_group() {
   const group* found = ::getgrnam("agentgate");
@@ -184,6 +188,10 @@ int run(const DaemonOptions& options) {
   arm_options.audit_file = options.audit_file;
   arm_options.resolvers = options.resolvers;
   arm::Pipeline pipeline(std::move(arm_options), *host, engine);
+  // One of its own: the guard interrupts it at the end, and shall not wait as long as a person
+  // does.
+  engine::Engine watched_engine({options.engine_socket, options.engine_pid_file, kGuardPatience});
+  const auto guard = guard::Guard::start({}, watched_engine, pipeline);
   control::Control control(pipeline);
   auto control_server = listen_for_people(options, control);
   int exit = 1;
@@ -196,6 +204,7 @@ int run(const DaemonOptions& options) {
   } else {
     spdlog::critical("{}", control_server.error().to_string());
   }
+  guard->stop();
   for (auto& server : *driver_servers) server->stop();  // before the driver goes
   return exit;
 }

@@ -166,4 +166,26 @@ Result<std::vector<std::string>> endpoints_from_json(std::string_view text) {
   return out;
 }
 
+Result<Event> event_from_json(std::string_view text) {
+  const json root = json::parse(text, nullptr, false);
+  if (!root.is_object()) return fail("read event", "not a JSON object", EPROTO);
+  std::string problem;
+  const View view(&root, &problem);
+  const View actor = view.at("Actor");
+  const View attributes = actor.at("Attributes");
+  Event out;
+  out.type = view.text("Type");
+  out.action = view.text("Action");
+  out.name = attributes.text("name");
+  // A network's event names the container that comes or goes among its attributes.
+  out.container = out.type == "container" ? actor.text("ID") : attributes.text("container");
+  if (problem.empty() && out.type.empty()) problem = "\"Type\" is missing";
+  if (problem.empty() && out.action.empty()) problem = "\"Action\" is missing";
+  if (problem.empty() && out.type == "container" && out.container.empty()) {
+    problem = "the container's \"ID\" is missing";
+  }
+  if (!problem.empty()) return fail("read event", problem, EPROTO);
+  return out;
+}
+
 }  // namespace agentgate::engine

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include "plugin/engine/engine.h"
 
+#include <fcntl.h>
 #include <httplib.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <charconv>
 #include <condition_variable>
 #include <cstring>
@@ -17,6 +22,8 @@
 #include <thread>
 
 #include <nlohmann/json.hpp>
+
+#include "plugin/engine/stream.h"
 
 namespace agentgate::engine {
 namespace {
@@ -52,6 +59,47 @@ bool is_reference(const std::string& text) {
 // ENOENT is kept for "no such container".
 int unreachable_code(int code) { return code == ENOENT ? ECONNREFUSED : code; }
 
+// What the guard wants to hear of, as the engine's filters say it (20.10 and newer). Without
+// filters each `docker exec` and health check would be sent as well.
+constexpr const char* kEventFilters =
+    R"({"type":["container","network"],"event":["start","restart","die","oom","stop","kill","update",)"
+    R"("rename","checkpoint","restore","connect","disconnect"]})";
+
+std::string url_encoded(std::string_view text) {
+  static constexpr char hex[] = "0123456789ABCDEF";
+  std::string out;
+  for (const char c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) {
+      out += c;
+    } else {
+      out += '%';
+      out += hex[static_cast<unsigned char>(c) >> 4];
+      out += hex[static_cast<unsigned char>(c) & 0xF];
+    }
+  }
+  return out;
+}
+
+// Seconds since the epoch with nine decimals, as the engine's "since" wants it.
+std::string timestamp(std::chrono::system_clock::time_point time) {
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch());
+  const std::string fraction = std::to_string(ns.count() % 1000000000);
+  return std::to_string(ns.count() / 1000000000) + "." + std::string(9 - fraction.size(), '0') +
+         fraction;
+}
+
+struct Socket {
+  explicit Socket(int value) : fd(value) {}
+  ~Socket() {
+    if (fd >= 0) ::close(fd);
+  }
+  Socket(Socket&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  Socket& operator=(Socket&&) = delete;
+  int fd;
+};
+
 // cpp-httplib's timeouts are for one read: an answer that drips would never end. The watchdog
 // stops what runs past its deadline.
 class Watchdog {
@@ -69,12 +117,20 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
+  // What is watched ends at once, and whatever will be.
+  void interrupt() {
+    const std::lock_guard lock(mutex_);
+    interrupted_ = true;
+    for (auto& [client, deadline] : watched_) deadline = Clock::now();
+    changed_.notify_all();
+  }
+
   class Watch {
    public:
     Watch(Watchdog& dog, httplib::Client& client, Clock::time_point deadline)
         : dog_(dog), client_(client) {
       const std::lock_guard lock(dog_.mutex_);
-      dog_.watched_[&client_] = deadline;
+      dog_.watched_[&client_] = dog_.interrupted_ ? Clock::now() : deadline;
       if (!dog_.thread_.joinable()) dog_.thread_ = std::thread([&dog] { dog.run(); });
       dog_.changed_.notify_all();
     }
@@ -116,6 +172,7 @@ class Watchdog {
   std::condition_variable changed_;
   std::map<httplib::Client*, Clock::time_point> watched_;
   bool stopping_ = false;
+  bool interrupted_ = false;
   std::thread thread_;
 };
 
@@ -140,6 +197,12 @@ struct Engine::Impl {
   Watchdog watchdog;
   std::mutex mutex;
   std::string version;  // "v1.41"; guarded by mutex
+  std::atomic<bool> interrupted = false;
+  const Socket wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // readable once interrupted
+
+  static tl::unexpected<Error> cancelled(const std::string& operation) {
+    return fail(operation, "the daemon is stopping", ECANCELED);
+  }
 
   struct Answer {
     int status = 0;
@@ -171,11 +234,12 @@ struct Engine::Impl {
     auto response = get();
     // It does not wait either when the listener's queue is full for a moment.
     while (!response && response.error() == httplib::Error::Connection &&
-           Watchdog::Clock::now() < deadline) {
+           Watchdog::Clock::now() < deadline && !interrupted) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
       response = get();
     }
     if (!response) {
+      if (interrupted) return cancelled(operation);
       if (out.body.size() > kMaxAnswer) {
         return fail(operation, "the engine's answer is larger than 16 MiB", EPROTO);
       }
@@ -263,35 +327,62 @@ struct Engine::Impl {
     }
   }
 
-  // The process on the other side of the socket, as the kernel noted it at listen().
-  Result<std::int64_t> peer(const std::string& operation) const {
+  // connect() does not block: the listener's queue may be full for longer than we want to wait.
+  Result<Socket> connect(const std::string& operation, Watchdog::Clock::time_point deadline) const {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (options.socket.empty() || options.socket.size() >= sizeof address.sun_path) {
       return fail(operation, "'" + options.socket + "' cannot be a socket's path", ENAMETOOLONG);
     }
     std::memcpy(address.sun_path, options.socket.c_str(), options.socket.size());
-    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return fail_errno(operation);
-    // Bounds connect() when the listener's queue is full.
-    const auto ms = options.timeout.count();
-    const timeval limit{static_cast<time_t>(ms / 1000), static_cast<suseconds_t>(ms % 1000 * 1000)};
+    Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (socket.fd < 0) return fail_errno(operation);
+    for (;;) {
+      if (interrupted) return cancelled(operation);
+      if (::connect(socket.fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+        return socket;
+      }
+      const int code = errno;
+      if (code == EINTR) continue;
+      if (code == EAGAIN && Watchdog::Clock::now() < deadline) {
+        pollfd woken{wake.fd, POLLIN, 0};
+        ::poll(&woken, 1, 2);
+        continue;
+      }
+      return fail(operation,
+                  "the engine cannot be reached on " + options.socket + ": " + errno_name(code) +
+                      "; is it running? (--engine-socket)",
+                  code == EAGAIN ? ETIMEDOUT : unreachable_code(code));
+    }
+  }
+
+  // The process on the other side of the socket, as the kernel noted it at listen().
+  Result<std::int64_t> peer(const std::string& operation) const {
+    const auto socket = connect(operation, Watchdog::Clock::now() + options.timeout);
+    if (!socket) return tl::unexpected(socket.error());
     ucred credentials{};
     socklen_t length = sizeof credentials;
-    Result<std::int64_t> out = 0;
-    if (::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) < 0 ||
-        ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 ||
-        ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) < 0) {
-      const int code = errno;
-      out = fail(operation,
-                 "the engine cannot be reached on " + options.socket + ": " + errno_name(code) +
-                     "; is it running? (--engine-socket)",
-                 code == EAGAIN ? ETIMEDOUT : unreachable_code(code));
-    } else {
-      out = credentials.pid;
+    if (::getsockopt(socket->fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) < 0) {
+      return fail_errno(operation);
     }
-    ::close(fd);
-    return out;
+    return credentials.pid;
+  }
+
+  // Waits until the socket can be read or written. ETIMEDOUT, ECANCELED.
+  Status wait_for(int fd, short what, std::optional<Watchdog::Clock::time_point> deadline,
+                  const std::string& operation) const {
+    for (;;) {
+      if (interrupted) return cancelled(operation);
+      int ms = -1;
+      if (deadline) {
+        const auto left = *deadline - Watchdog::Clock::now();
+        if (left.count() <= 0) return fail(operation, "the engine is silent", ETIMEDOUT);
+        ms = static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
+      }
+      std::array<pollfd, 2> both{{{fd, what, 0}, {wake.fd, POLLIN, 0}}};
+      if (::poll(both.data(), both.size(), ms) < 0 && errno != EINTR) return fail_errno(operation);
+      if (both[0].revents != 0 && both[1].revents == 0) return {};
+    }
   }
 };
 
@@ -345,6 +436,65 @@ Result<std::vector<std::string>> Engine::network_endpoints(const std::string& ne
   auto body = impl_->versioned("/networks/" + network_id, operation);
   if (!body) return tl::unexpected(body.error());
   return endpoints_from_json(*body);
+}
+
+Status Engine::events(std::chrono::system_clock::time_point since, EventSink& sink) {
+  const std::string operation = "watch engine";
+  const auto version = impl_->negotiate();
+  if (!version) return tl::unexpected(version.error());
+  std::optional deadline = Watchdog::Clock::now() + impl_->options.timeout;
+  const auto socket = impl_->connect(operation, *deadline);
+  if (!socket) return tl::unexpected(socket.error());
+  const std::string request = "GET /v" + *version + "/events?since=" + timestamp(since) +
+                              "&filters=" + url_encoded(kEventFilters) +
+                              " HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  for (std::size_t sent = 0; sent < request.size();) {
+    if (Status ready = impl_->wait_for(socket->fd, POLLOUT, deadline, operation); !ready) {
+      return ready;
+    }
+    const ssize_t length =
+        ::send(socket->fd, request.data() + sent, request.size() - sent, MSG_NOSIGNAL);
+    if (length < 0 && errno != EAGAIN && errno != EINTR) return fail_errno(operation);
+    if (length > 0) sent += static_cast<std::size_t>(length);
+  }
+  EventStream stream;
+  bool agreed = false;
+  std::array<char, 16384> buffer{};
+  for (;;) {
+    if (Status ready = impl_->wait_for(socket->fd, POLLIN, deadline, operation); !ready) {
+      return ready;
+    }
+    const ssize_t length = ::recv(socket->fd, buffer.data(), buffer.size(), 0);
+    if (length < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+    if (length < 0) return fail_errno(operation);
+    if (length == 0) return fail(operation, "the engine closed the stream", ECONNRESET);
+    bool progress = stream.whole();
+    const auto agree = [&] {
+      if (!std::exchange(agreed, true)) sink.connected();
+    };
+    const Status read =
+        stream.feed({buffer.data(), static_cast<std::size_t>(length)}, [&](const Event& event) {
+          agree();
+          progress = true;
+          sink.event(event);
+        });
+    if (stream.agreed()) agree();
+    if (!read) return read;
+    // Between two events there may be hours, within one there may not.
+    if (agreed && stream.whole()) {
+      deadline.reset();
+    } else if (agreed && progress) {
+      deadline = Watchdog::Clock::now() + impl_->options.timeout;
+    }
+  }
+}
+
+void Engine::interrupt() {
+  impl_->interrupted = true;
+  const std::uint64_t one = 1;
+  // It can only fail where it is readable already.
+  [[maybe_unused]] const ssize_t written = ::write(impl_->wake.fd, &one, sizeof one);
+  impl_->watchdog.interrupt();
 }
 
 }  // namespace agentgate::engine

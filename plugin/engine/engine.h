@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //
-// The Docker Engine API, as far as the arm pipeline needs it: ping, version, info, inspect.
+// The Docker Engine API, as far as pipeline and guard need it: ping, version, info, inspect,
+// events.
 //
 // Knows HTTP, JSON and the API's versions; judges nothing: what a container must be like is the
 // pipeline's business. Never used from a driver request (DESIGN.md, 2.8).
 // Threading: an Engine may be used from several threads; requests are independent.
 // Errors: code ENOENT: no such container or network, and never anything else; ECONNREFUSED, EACCES
 // and other errno values: the engine cannot be reached; EPROTO: an answer that is not what the API
-// promises; ETIMEDOUT: no whole answer within Options::timeout.
+// promises; ETIMEDOUT: no whole answer within Options::timeout; ECANCELED: interrupt() was called.
 #pragma once
 
 #include <chrono>
@@ -16,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "netdriver/types.h"
@@ -77,7 +79,23 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
-// What the pipeline asks of an engine; tests put their own in its place.
+// Something that the engine did (GET /events).
+struct Event {
+  std::string type;       // "container" or "network"
+  std::string action;     // "start", "connect"
+  std::string container;  // id of the container that it is about; empty when it names none
+  std::string name;       // of the container or the network, where the engine says it
+  bool operator==(const Event&) const = default;
+};
+
+class EventSink {
+ public:
+  virtual ~EventSink() = default;
+  virtual void connected() = 0;  // the engine has agreed; nothing from `since` on is missed now
+  virtual void event(const Event& event) = 0;
+};
+
+// What is asked of an engine; tests put their own in its place.
 class Api {
  public:
   virtual ~Api() = default;
@@ -88,7 +106,18 @@ class Api {
   virtual Result<Info> info() = 0;
   // Endpoint ids that the engine has on a network. ENOENT: it does not know the network.
   virtual Result<std::vector<std::string>> network_endpoints(const std::string& network_id) = 0;
+  // What may change the state of a container or where it is attached, from `since` on. Returns when
+  // the stream ends, which is always an error: ECONNRESET: the engine closed it; EPROTO: it sent
+  // something that is not an event, or a line beyond kMaxEventLine; ETIMEDOUT: it did not agree
+  // within the timeout or stopped in the middle of a line. The sink must not block for long: the
+  // engine drops events for those who do not read them.
+  virtual Status events(std::chrono::system_clock::time_point since, EventSink& sink) = 0;
+  // For the end: what is under way, in any thread, fails with ECANCELED, and so does all that is
+  // asked from now on.
+  virtual void interrupt() = 0;
 };
+
+constexpr std::size_t kMaxEventLine = 1 << 20;
 
 class Engine : public Api {
  public:
@@ -106,6 +135,8 @@ class Engine : public Api {
   Result<Container> inspect(const std::string& reference) override;
   Result<Info> info() override;
   Result<std::vector<std::string>> network_endpoints(const std::string& network_id) override;
+  Status events(std::chrono::system_clock::time_point since, EventSink& sink) override;
+  void interrupt() override;
 
  private:
   struct Impl;
@@ -116,6 +147,7 @@ class Engine : public Api {
 [[nodiscard]] Result<Container> container_from_json(std::string_view text);
 [[nodiscard]] Result<Info> info_from_json(std::string_view text);
 [[nodiscard]] Result<std::vector<std::string>> endpoints_from_json(std::string_view text);
+[[nodiscard]] Result<Event> event_from_json(std::string_view text);
 
 // Field 22 of PROC/PID/stat. ESRCH: no such process.
 [[nodiscard]] Result<ProcessIdentity> process_identity(std::int64_t pid,

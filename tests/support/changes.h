@@ -30,8 +30,10 @@ inline constexpr Change kChanges[] = {
     {"fdb_of_a_closed_port", "bridge fdb add $other_mac dev $other master static"},
     {"down", "ip link set $port down"},
     {"nomaster", "ip link set $port nomaster"},
+    // Before Linux 6.2 only a link that is DOWN can be renamed, and the guard may be faster.
     {"renamed",
-     "ip link set $port down; ip link set $port name other0; ip link set other0 up || true"},
+     "until printf 'link set %s down\\nlink set %s name other0\\n' $port $port | ip -b -; do :; done;"
+     "ip link set other0 up || :"},
     {"moved", "ip link set $port master br9"},
     {"group", "ip link set $port group 5"},
     {"bridge_down", "ip link set $bridge down"},
@@ -43,7 +45,9 @@ inline constexpr Change kChanges[] = {
     {"bridge_stp", "ip link set $bridge type bridge stp_state 1"},
     {"bridge_snooping", "ip link set $bridge type bridge mcast_snooping 1"},
     {"bridge_fwd_mask", "ip link set $bridge type bridge group_fwd_mask 0x4008"},
-    {"bridge_renamed", "ip link set $bridge down; ip link set $bridge name other1"},
+    {"bridge_renamed",
+     "until printf 'link set %s down\\nlink set %s name other1\\n' $bridge $bridge | ip -b -; do :; "
+     "done"},
     {"bridge_deleted", "ip link del $bridge"},
     {"flush_ruleset", "nft flush ruleset", true},
     {"table_inet_gone", "nft delete table inet agentgate", true},

@@ -562,23 +562,14 @@ TEST_F(GateTest, RestoreKeepsWhatIsRightAndClosesWhatIsNot) {
   EXPECT_EQ(inspect(p).state, PortState::closed) << text(inspect(p).differences);
 }
 
-<<<<<<< HEAD
 // While nobody was there to see it, somebody changed the links.
 TEST_F(GateTest, RestorePutsTheLinksRight) {
-=======
-// Without `persist` the tables go with their owner, and nothing says any more that the port was
-// as meant.
-TEST_F(GateTest, RestoreClosesWhatWentWithItsOwner) {
-  reopen(Ownership::owner);
-  restore({});
->>>>>>> vm
   PortSpec p = port();
   make_released(p);
   GateSpec spec;
   spec.networks[network().bridge] = network();
   spec.ports[p.name] = p;
   spec.policies["web"] = policy();
-<<<<<<< HEAD
   gate.reset();
   host->sh(
       "bridge link set dev agp0000000001 isolated off locked off learning on flood on;"
@@ -609,12 +600,6 @@ TEST_F(GateTest, RestoreClosesWhatWentWithItsOwner) {
   host->run([&] { gate = std::move(*Gate::open()); });
   EXPECT_EQ(restore(spec), std::vector<InterfaceName>{p.name});
   EXPECT_EQ(host->must({"nft", "list", "ruleset"}).find("172.30.0.11"), std::string::npos);
-=======
-  reopen(Ownership::owner);
-  EXPECT_EQ(restore(spec), std::vector<InterfaceName>{p.name});
-  p.policy.reset();
-  EXPECT_EQ(inspect(p).state, PortState::closed) << text(inspect(p).differences);
->>>>>>> vm
 }
 
 TEST_F(GateTest, RestoreRemovesStrangersOfOurs) {

@@ -195,9 +195,9 @@ class Leak : public test::KernelTest {
           "ip -6 route add default via 2001:db8:2::1");
   }
 
-  void open_gate() {
+  void open_gate(Ownership ownership = Ownership::best) {
     host->run([&] {
-      auto opened = Gate::open();
+      auto opened = Gate::open(ownership);
       ASSERT_TRUE(opened) << opened.error().to_string();
       gate = std::move(*opened);
       auto restored = gate->restore({});
@@ -222,6 +222,9 @@ class Leak : public test::KernelTest {
   // Gate and two closed ports, the containers' ends moved in and up.
   void make_gated() {
     open_gate();
+    make_gated_ports();
+  }
+  void make_gated_ports() {
     NetworkSpec spec = network();
     spec.masquerade = masquerade;
     ok(gate->create_network(spec));

@@ -31,7 +31,9 @@ class ChecksTest : public test::World {
   }
   Evidence alone() {
     const int fd = ::open((base / "netns/container").c_str(), O_RDONLY | O_CLOEXEC);
-    auto evidence = check_alone(test::kContainerPid, test::kContainerId, fd, options.system);
+    const auto occupants = find_occupants(options.system).value();
+    auto evidence =
+        check_alone(test::kContainerPid, test::kContainerId, fd, options.system, occupants);
     ::close(fd);
     return evidence;
   }

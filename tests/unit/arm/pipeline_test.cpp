@@ -757,6 +757,11 @@ class SlowEngine : public engine::Api {
   Result<std::vector<std::string>> network_endpoints(const std::string& /*id*/) override {
     return tl::unexpected(kError);
   }
+  Status events(std::chrono::system_clock::time_point /*since*/,
+                engine::EventSink& /*sink*/) override {
+    return tl::unexpected(kError);
+  }
+  void interrupt() override {}
   std::atomic<int> most = 0;
 
  private:

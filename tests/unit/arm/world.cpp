@@ -23,6 +23,7 @@ Result<engine::Identity> FakeEngine::identify() {
 Result<engine::Container> FakeEngine::inspect(const std::string& reference) {
   on_inspect(++inspects);
   if (inspect_error) return tl::unexpected(*inspect_error);
+  if (const auto other = others.find(reference); other != others.end()) return other->second;
   if (reference != container.name && container.id.rfind(reference, 0) != 0) {
     return fail("inspect container " + reference, "No such container: " + reference, ENOENT);
   }
@@ -35,6 +36,10 @@ Result<engine::Info> FakeEngine::info() {
 }
 Result<std::vector<std::string>> FakeEngine::network_endpoints(const std::string& /*network_id*/) {
   return std::vector<std::string>();
+}
+Status FakeEngine::events(std::chrono::system_clock::time_point /*since*/,
+                          engine::EventSink& /*sink*/) {
+  return fail("watch engine", "the pipeline does not listen", ENOTSUP);
 }
 
 std::optional<Error> FakePorts::enter(const std::string& call) {
@@ -138,7 +143,7 @@ host::Snapshot FakePorts::snapshot() {
   for (const auto& [id, network] : known_networks) out.networks.push_back(network);
   for (const auto& [id, one] : endpoints) out.endpoints.push_back(one);
   out.features = features;
-  out.ready = true;
+  out.ready = ready;
   return out;
 }
 

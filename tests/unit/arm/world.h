@@ -29,9 +29,12 @@ class FakeEngine : public engine::Api {
   Result<engine::Container> inspect(const std::string& reference) override;
   Result<engine::Info> info() override;
   Result<std::vector<std::string>> network_endpoints(const std::string& network_id) override;
+  Status events(std::chrono::system_clock::time_point since, engine::EventSink& sink) override;
+  void interrupt() override {}
 
   engine::Identity identity{{kEnginePid, 1000}, "1.41"};
   engine::Container container;
+  std::map<std::string, engine::Container> others;  // by id
   engine::Info information;
   std::optional<Error> identify_error, inspect_error, info_error;
   int identifies = 0, inspects = 0, infos = 0;
@@ -73,6 +76,7 @@ class FakePorts : public host::Ports {
   std::vector<IpAddress> addresses;
   std::map<std::string, policy::Resolution> resolutions;
   netdriver::KernelFeatures features{true, true, true, true};
+  bool ready = true;
 
   std::vector<std::string> calls;  // what was called, in order
   // By the call's name: the error it gives; with a number ("inspect 2") only that call's.

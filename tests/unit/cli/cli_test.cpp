@@ -220,6 +220,7 @@ TEST_F(CliTest, StatusHealthDoctorVersion) {
   serve([](const http::Request& request) {
     if (request.path == "/v1/status") {
       return http::Response{200, R"({"version":1,"ready":true,"failure":"","features":{},
+        "engine_guard":{"connected":false,"since":"","reason":"no engine","losses":1,"closed":0},
         "networks":[{"id":"0123456789abcdef","bridge":"agn0123456789","gateway4":"10.99.0.1/24",
                      "gateway6":null,"policy":"default"}],
         "endpoints":[{"id":"b","port":"agpbbbbbbbbbb","address4":"10.99.0.2","address6":null,
@@ -241,6 +242,8 @@ TEST_F(CliTest, StatusHealthDoctorVersion) {
   EXPECT_HAS(out_.str(), "released");
   EXPECT_HAS(out_.str(), "a1");
   EXPECT_HAS(out_.str(), "port x was closed");
+  EXPECT_HAS(out_.str(), "NOT CONNECTED");
+  EXPECT_HAS(out_.str(), "no engine");
   EXPECT_EQ(run({"health"}), 1);
   EXPECT_HAS(out_.str(), "no kernel");
   EXPECT_EQ(run({"doctor"}), 1);

@@ -21,6 +21,7 @@ class FakeService : public arm::Service {
  public:
   arm::Report report;
   host::Snapshot snapshot;
+  arm::EngineGuardStatus guarded;
   std::vector<arm::Refreshed> refreshed;
   std::vector<arm::Finding> findings;
   std::vector<std::string> calls;
@@ -42,6 +43,7 @@ class FakeService : public arm::Service {
     return refreshed;
   }
   host::Snapshot status() override { return snapshot; }
+  arm::EngineGuardStatus engine_guard() override { return guarded; }
   std::vector<arm::Finding> doctor() override { return findings; }
 
  private:
@@ -281,6 +283,13 @@ TEST_F(ControlTest, AnswersAreAsDocumented) {
   expect_documented("GET", "/v1/status", "", 200);
   expect_documented("GET", "/v1/health", "", 200);
   const json status = expect_200("GET", "/v1/status");
+  EXPECT_EQ(status["engine_guard"]["connected"], false);
+  service_.guarded = {true, "2026-01-02T03:04:05.678Z", "", 2, 3, {}};
+  const json guard = expect_200("GET", "/v1/status")["engine_guard"];
+  EXPECT_EQ(guard["connected"], true);
+  EXPECT_EQ(guard["losses"], 2);
+  EXPECT_EQ(guard["closed"], 3);
+  EXPECT_EQ(expect_200("GET", "/v1/health")["counters"]["engine_guard_closed"], 3);
   EXPECT_EQ(status["endpoints"][0]["state"], "closed");
   EXPECT_EQ(status["endpoints"][1]["state"], "released");
   EXPECT_EQ(status["endpoints"][1]["port"], "agpbbbbbbbbbb");
