@@ -24,6 +24,7 @@
 #include "plugin/control/control.h"
 #include "plugin/daemon/logging.h"
 #include "plugin/daemon/options.h"
+#include "plugin/daemon/privileges.h"
 #include "plugin/driver/driver.h"
 #include "plugin/engine/engine.h"
 #include "plugin/guard/guard.h"
@@ -149,6 +150,10 @@ int run(const DaemonOptions& options) {
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(cert-err33-c)
   ::umask(0027);
 
+  if (const Status dropped = drop_privileges(); !dropped) {
+    spdlog::critical("{}", dropped.error().to_string());
+    return 1;
+  }
   // A second daemon must say so and leave: before it touches the kernel, where it would take the
   // first one's links for leftovers, and rather than answer Docker with errors.
   if (const auto probe = store::Store::open(options.state_directory); !probe) {

@@ -559,6 +559,11 @@ struct Host::Impl {
     }
   }
 
+  static bool overlap(const NetworkRecord& a, const NetworkRecord& b) {
+    return (a.gateway4 && b.gateway4 && a.gateway4->prefix().overlaps(b.gateway4->prefix())) ||
+           (a.gateway6 && b.gateway6 && a.gateway6->prefix().overlaps(b.gateway6->prefix()));
+  }
+
   // -- the work, on the owner thread -------------------------------------------------------------
   Status create_network(const NetworkRecord& network) {
     const std::string operation = "create network " + network.id.str();
@@ -567,12 +572,21 @@ struct Host::Impl {
       if (known->second == network) return {};
       return fail(operation, "it exists with other options; remove it first", EEXIST);
     }
+    // The engine hands out subnets and gives none twice. One that it gives anew was another's that
+    // it forgot: its creation was interrupted, and nothing would ever remove it.
+    std::vector<NetworkId> forgotten;
     for (const auto& [id, other] : networks) {
-      const bool overlap4 = network.gateway4 && other.gateway4 &&
-                            network.gateway4->prefix().overlaps(other.gateway4->prefix());
-      const bool overlap6 = network.gateway6 && other.gateway6 &&
-                            network.gateway6->prefix().overlaps(other.gateway6->prefix());
-      if (overlap4 || overlap6) {
+      const bool used = std::any_of(endpoints.begin(), endpoints.end(), [&](const auto& entry) {
+        return entry.second.network == id;
+      });
+      if (!used && overlap(network, other)) forgotten.push_back(id);
+    }
+    for (const NetworkId& id : forgotten) {
+      incident("network " + id.str() + " has no endpoint, and its subnet is given anew; removed");
+      if (Status gone = delete_network(id); !gone) return gone;
+    }
+    for (const auto& [id, other] : networks) {
+      if (overlap(network, other)) {
         return fail(operation,
                     "its subnet overlaps that of network " + id.str().substr(0, 12) +
                         "; choose another with --subnet",

@@ -101,7 +101,6 @@ class Crash(Case):
                 self.lab.docker("network", "rm", "second")
                 self.assertNotIn(bridge, self.world.links())
 
-    @unittest.expectedFailure  # what the daemon saved of a network that Docker gave up is never collected
     def test_what_was_interrupted_can_be_done_again(self):
         self.world.restart_daemon({"AGENTGATE_FAILPOINT": "driver.CreateNetwork.done"})
         self.interrupted(*self.create_second("172.28.9.0/24"))
