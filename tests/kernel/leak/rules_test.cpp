@@ -656,11 +656,12 @@ class Masquerade : public Rules {
     host->sh(
         "ip link set lo up; ip addr add 203.0.113.5/32 dev lo;"
         "ip addr add 2001:db8:77::5/128 dev lo nodad");
-    for (const auto& [from, to] :
-         {std::pair{IpAddress(Ipv4Address::parse("203.0.113.5").value()),
-                    IpAddress(who.outside.ip4)},
-          std::pair{IpAddress(Ipv6Address::parse("2001:db8:77::5").value()),
-                    IpAddress(who.outside.ip6)}}) {
+    for (const auto& ends : {std::pair{IpAddress(Ipv4Address::parse("203.0.113.5").value()),
+                                       IpAddress(who.outside.ip4)},
+                             std::pair{IpAddress(Ipv6Address::parse("2001:db8:77::5").value()),
+                                       IpAddress(who.outside.ip6)}}) {
+      const IpAddress from = ends.first;
+      const IpAddress to = ends.second;
       host->run([&] {
         const int fd = ::socket(to.is_v4() ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
         const auto [source, length] = socket_address(from, 5353);
