@@ -602,6 +602,24 @@ TEST_F(GateTest, RestorePutsTheLinksRight) {
   EXPECT_EQ(host->must({"nft", "list", "ruleset"}).find("172.30.0.11"), std::string::npos);
 }
 
+// The daemon was killed after step 9 had reached the kernel and before it was on disk: the port is
+// closed and not prepared, and `locked` alone must hold it again.
+TEST_F(GateTest, RestoreTakesAwayControlsThatAreNotWanted) {
+  PortSpec p = port();
+  ok(gate->create_network(network()));
+  ok(gate->create_port(p));
+  ok(gate->prepare_port(p));
+  GateSpec spec;
+  spec.networks[network().bridge] = network();
+  spec.ports[p.name] = p;
+  gate.reset();
+  host->run([&] { gate = std::move(*Gate::open()); });
+  restore(spec);
+  EXPECT_EQ(host->must({"bridge", "fdb", "show", "dev", "agp0000000001"}).find("02:00:00:00:01:01 "),
+            std::string::npos);
+  EXPECT_EQ(inspect(p).state, PortState::closed) << text(inspect(p).differences);
+}
+
 TEST_F(GateTest, RestoreRemovesStrangersOfOurs) {
   ok(gate->create_network(network()));
   ok(gate->create_port(port()));

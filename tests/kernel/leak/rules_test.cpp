@@ -257,6 +257,17 @@ TEST_F(Rules, LayerTwosTableHoldsLinkLocalGroups) {
   EXPECT_EQ(listener.frames(), 0U);
 }
 
+// LLDP's own group comes to no hook of the bridge (br_handle_frame returns RX_HANDLER_PASS), so
+// layer 2 alone does not hold it: a program that listens for LLDP on the port itself hears it.
+TEST_F(Rules, LayerTwoAloneHoldsLldp) {
+  make_open(kPortFlags);
+  install(Family::bridge);
+  bring_open_up();
+  const PortListener listener(*host, port(1).name.str(), {ETH_P_LLDP});
+  send_all(*a, "eth0", who);
+  EXPECT_EQ(listener.frames(), 0U);
+}
+
 // A port that was renamed is known by its group.
 TEST_F(Rules, LayerTwosTableHoldsARenamedPort) {
   make_open("ip link set $P group " + std::to_string(kLinkGroup));
