@@ -60,6 +60,8 @@ void compare_flags(const std::string& where, const BridgePortFlags& expected,
   flag("neigh_suppress", &BridgePortFlags::neigh_suppress);
   flag("fastleave", &BridgePortFlags::multicast_fast_leave);
   flag("mab", &BridgePortFlags::mab);
+  differ(out, where + ", group_fwd_mask", std::to_string(expected.group_forward_mask),
+         std::to_string(found.group_forward_mask));
 }
 
 // The host must not send redirects to, or take them from, a network of ours. Hardening on top of
@@ -852,7 +854,15 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
     if (const Status status = impl_->set_up_port(port); !status) {
       return tl::unexpected(status.error());
     }
-    if (!port.prepared) continue;
+    if (!port.prepared) {
+      // What an arm had put in place when the daemon died would weaken `locked`.
+      std::vector<Error> left;
+      impl_->remove_controls(port, left);
+      if (const Status gone = first_of(std::move(left), "restore"); !gone) {
+        return tl::unexpected(gone.error());
+      }
+      continue;
+    }
     if (const Status status = impl_->controls(port); !status) {
       return tl::unexpected(status.error());
     }

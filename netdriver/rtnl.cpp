@@ -298,6 +298,7 @@ Status Rtnl::set_port_flags(const InterfaceName& port, const BridgePortFlags& fl
       message.u8(IFLA_BRPORT_PROXYARP_WIFI, flags.proxy_arp ? 1 : 0);
       message.u8(IFLA_BRPORT_NEIGH_SUPPRESS, flags.neigh_suppress ? 1 : 0);
       message.u8(IFLA_BRPORT_FAST_LEAVE, flags.multicast_fast_leave ? 1 : 0);
+      message.u16(IFLA_BRPORT_GROUP_FWD_MASK, flags.group_forward_mask);
       message.u8(wire::kBrportMab, 0);  // kernels before 6.2 skip what they do not know
     });
   });

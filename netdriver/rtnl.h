@@ -46,6 +46,8 @@ struct BridgePortFlags {  // IFLA_BRPORT_*
   bool neigh_suppress = false;
   bool multicast_fast_leave = false;
   bool mab = false;  // IFLA_BRPORT_MAB, since 6.2: must never be on
+  // Link-local groups (01:80:c2:00:00:0x, one bit each) that the bridge treats like any other frame.
+  std::uint16_t group_forward_mask = 0;
   bool operator==(const BridgePortFlags&) const = default;
 };
 
@@ -58,6 +60,8 @@ struct BridgePortFlags {  // IFLA_BRPORT_*
   flags.unicast_flood = false;
   flags.multicast_flood = false;
   flags.broadcast_flood = false;
+  // LLDP: else br_handle_frame hands it to whoever listens on the port, past every hook and `locked`.
+  flags.group_forward_mask = 1U << 0x0E;
   return flags;
 }
 

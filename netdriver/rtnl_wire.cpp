@@ -108,6 +108,9 @@ void parse_port(const nlattr* nest, Link& link) {
       case IFLA_BRPORT_FAST_LEAVE:
         flags.multicast_fast_leave = on;
         break;
+      case IFLA_BRPORT_GROUP_FWD_MASK:
+        flags.group_forward_mask = number<std::uint16_t>(a).value_or(0);
+        break;
       case kBrportMab:
         flags.mab = on;
         break;

@@ -25,6 +25,7 @@ inline constexpr Change kChanges[] = {
     {"bcast_flood", "bridge link set dev $port bcast_flood on"},
     {"hairpin", "bridge link set dev $port hairpin on"},
     {"guard", "bridge link set dev $port guard on"},
+    {"group_fwd_mask", "ip link set $port type bridge_slave group_fwd_mask 0"},
     {"neigh_suppress", "bridge link set dev $port neigh_suppress on"},
     {"fdb_foreign", "bridge fdb add 02:00:00:00:99:99 dev $port master static"},
     {"fdb_of_a_closed_port", "bridge fdb add $other_mac dev $other master static"},
