@@ -472,7 +472,7 @@ Status Engine::events(std::chrono::system_clock::time_point since, EventSink& si
     const auto agree = [&] {
       if (!std::exchange(agreed, true)) sink.connected();
     };
-    const Status read =
+    Status read =
         stream.feed({buffer.data(), static_cast<std::size_t>(length)}, [&](const Event& event) {
           agree();
           progress = true;

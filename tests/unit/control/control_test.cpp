@@ -233,7 +233,9 @@ TEST_F(ControlTest, HealthIsAContract) {
   health = expect_200("GET", "/v1/health");
   EXPECT_EQ(health, json::parse(R"({"version":1,"healthy":true,"reasons":[],
       "counters":{"networks":0,"endpoints":2,"endpoints_released":1,"incidents":1,
-                  "armed":1,"disarmed":1,"refused":1,"undone":0,"inconsistent":0}})"));
+                  "repairs":0,"repairs_failed":0,
+                  "armed":1,"disarmed":1,"refused":1,"undone":0,"inconsistent":0,
+                  "engine_guard_losses":0,"engine_guard_closed":0}})"));
 }
 
 TEST_F(ControlTest, AnswersAreAsDocumented) {
