@@ -564,6 +564,9 @@ TEST_F(GateTest, RestoreKeepsWhatIsRightAndClosesWhatIsNot) {
 
 // While nobody was there to see it, somebody changed the links.
 TEST_F(GateTest, RestorePutsTheLinksRight) {
+  const Ownership ownership = lasting();
+  reopen(ownership);
+  restore({});
   PortSpec p = port();
   make_released(p);
   GateSpec spec;
@@ -576,7 +579,7 @@ TEST_F(GateTest, RestorePutsTheLinksRight) {
       "bridge fdb del 02:00:00:00:01:01 dev agp0000000001 master;"
       "ip neigh replace 172.30.0.11 dev agn0123456789 lladdr 02:00:00:00:09:09 nud permanent;"
       "ip neigh del 2001:db8:30::11 dev agn0123456789; ip link set agp0000000001 nomaster");
-  host->run([&] { gate = std::move(*Gate::open()); });
+  reopen(ownership);
   EXPECT_TRUE(restore(spec).empty());
   auto link = host->json({"ip", "-j", "-d", "link", "show", "agp0000000001"})[0];
   EXPECT_EQ(link["master"], "agn0123456789");
@@ -597,7 +600,7 @@ TEST_F(GateTest, RestorePutsTheLinksRight) {
   // A port whose link is gone is told about, and its elements go.
   gate.reset();
   host->must({"ip", "link", "del", "agp0000000001"});
-  host->run([&] { gate = std::move(*Gate::open()); });
+  reopen(ownership);
   EXPECT_EQ(restore(spec), std::vector<InterfaceName>{p.name});
   EXPECT_EQ(host->must({"nft", "list", "ruleset"}).find("172.30.0.11"), std::string::npos);
 }
