@@ -130,7 +130,7 @@ struct GateSpec {
 
 // One difference between what is meant and what the kernel has.
 struct Difference {
-  std::string where;     // "layer 1, chain agp0123456789-in, rule 3", "bridge port agp…, flag locked"
+  std::string where;  // "layer 1, chain agp0123456789-in, rule 3", "bridge port agp…, flag locked"
   std::string expected;  // "" when something is there that should not be
   std::string found;     // "" when something is missing
   bool operator==(const Difference&) const = default;

@@ -111,7 +111,7 @@ struct Gate::Impl {
   Result<UniqueFd> announcer = fail("open packet socket", "not tried");
   // Where the tables cannot outlive us, or others can take them away: what drops then.
   std::optional<Token> token;
-  bool made_tables = false;  // claim() found none
+  bool made_tables = false;                        // claim() found none
   std::map<InterfaceName, std::uint32_t> indexes;  // of bridges and ports, to know them again
   std::map<InterfaceName, NetworkSpec> networks;   // as created, for the sets that all share
 

@@ -43,9 +43,9 @@ struct Survey {
 };
 
 struct Repaired {
-  std::vector<InterfaceName> gone;      // ports whose link is not there any more
-  std::vector<InterfaceName> closed;    // ports that could not be brought to what is meant
-  std::vector<Difference> left;         // what could not be repaired
+  std::vector<InterfaceName> gone;    // ports whose link is not there any more
+  std::vector<InterfaceName> closed;  // ports that could not be brought to what is meant
+  std::vector<Difference> left;       // what could not be repaired
 };
 
 // What the kernel says of a sandbox's link (pipeline step 7).

@@ -28,13 +28,13 @@ enum class Family : std::uint8_t { inet = 1, ip = 2, netdev = 5, bridge = 7 };  
 
 // -- expressions ----------------------------------------------------------------------------
 
-struct Payload {  // packet field -> register
+struct Payload {           // packet field -> register
   std::uint32_t base = 0;  // NFT_PAYLOAD_*
   std::uint32_t offset = 0, length = 0;
   std::uint32_t reg = 0;
   bool operator==(const Payload&) const = default;
 };
-struct Meta {  // meta key -> register
+struct Meta {             // meta key -> register
   std::uint32_t key = 0;  // NFT_META_*
   std::uint32_t reg = 0;
   bool operator==(const Meta&) const = default;
@@ -44,7 +44,7 @@ struct MetaSet {  // register -> meta key
   std::uint32_t reg = 0;
   bool operator==(const MetaSet&) const = default;
 };
-struct Ct {  // conntrack key -> register
+struct Ct {               // conntrack key -> register
   std::uint32_t key = 0;  // NFT_CT_*
   std::uint32_t reg = 0;
   bool operator==(const Ct&) const = default;
@@ -110,7 +110,7 @@ struct Rule {
 // -- chains, sets, tables ---------------------------------------------------------------------
 
 struct Hook {
-  std::string type;  // "filter", "nat"
+  std::string type;          // "filter", "nat"
   std::uint32_t number = 0;  // NF_INET_*, NF_BR_*, NF_NETDEV_*
   std::int32_t priority = 0;
   std::uint32_t policy = 1;  // NF_ACCEPT or NF_DROP

@@ -46,7 +46,8 @@ struct BridgePortFlags {  // IFLA_BRPORT_*
   bool neigh_suppress = false;
   bool multicast_fast_leave = false;
   bool mab = false;  // IFLA_BRPORT_MAB, since 6.2: must never be on
-  // Link-local groups (01:80:c2:00:00:0x, one bit each) that the bridge treats like any other frame.
+  // Link-local groups (01:80:c2:00:00:0x, one bit each) that the bridge treats like any other
+  // frame.
   std::uint16_t group_forward_mask = 0;
   bool operator==(const BridgePortFlags&) const = default;
 };
@@ -60,7 +61,8 @@ struct BridgePortFlags {  // IFLA_BRPORT_*
   flags.unicast_flood = false;
   flags.multicast_flood = false;
   flags.broadcast_flood = false;
-  // LLDP: else br_handle_frame hands it to whoever listens on the port, past every hook and `locked`.
+  // LLDP: else br_handle_frame hands it to whoever listens on the port, past every hook and
+  // `locked`.
   flags.group_forward_mask = 1U << 0x0E;
   return flags;
 }
@@ -72,9 +74,9 @@ struct Link {
   MacAddress mac;
   std::uint32_t mtu = 0;
   std::uint32_t group = 0;
-  bool up = false;            // IFF_UP
-  std::uint32_t master = 0;   // index, 0 without
-  std::uint32_t peer = 0;     // IFLA_LINK, 0 without
+  bool up = false;                         // IFF_UP
+  std::uint32_t master = 0;                // index, 0 without
+  std::uint32_t peer = 0;                  // IFLA_LINK, 0 without
   std::optional<std::int32_t> peer_netns;  // IFLA_LINK_NETNSID: the peer is in another namespace
   std::optional<BridgePortFlags> port;     // of a bridge port
   std::optional<std::uint8_t> port_state;  // IFLA_BRPORT_STATE, 3 is forwarding
@@ -132,7 +134,7 @@ class Rtnl {
   Status set_bridge_options(const InterfaceName& name);
   // By itself: EOPNOTSUPP without CONFIG_BRIDGE_VLAN_FILTERING, where it is never on.
   Status no_vlan_filtering(const InterfaceName& name);
-  Status delete_link(const InterfaceName& name);       // ENODEV is success
+  Status delete_link(const InterfaceName& name);  // ENODEV is success
   // All links of the group in one request; none is success. EINVAL: group 0, which is everybody's.
   Status delete_link_group(std::uint32_t group);
   // EXFULL from the kernel (no free port number) becomes ENOSPC.
@@ -142,7 +144,8 @@ class Rtnl {
   // addrgenmode none, then UP, so that no fe80 address appears. A link without IPv6 (MTU below
   // 1280) only goes up.
   Status set_up(const InterfaceName& name);
-  // Sets the link DOWN first: before 6.2 a link that is up cannot be renamed (EBUSY). It stays DOWN.
+  // Sets the link DOWN first: before 6.2 a link that is up cannot be renamed (EBUSY). It stays
+  // DOWN.
   Status rename(std::uint32_t index, const InterfaceName& name);
   Status set_mac(const InterfaceName& name, const MacAddress& mac);
   Status set_group(const InterfaceName& name, std::uint32_t group);
@@ -151,9 +154,10 @@ class Rtnl {
   Status delete_address(const LinkAddress& address);  // EADDRNOTAVAIL is success
   // Static FDB entry of the bridge (NTF_MASTER, NUD_NOARP). Replaces one that is there.
   Status set_fdb(const InterfaceName& port, const MacAddress& mac);
-  Status delete_fdb(const InterfaceName& port, const MacAddress& mac);   // ENOENT is success
+  Status delete_fdb(const InterfaceName& port, const MacAddress& mac);  // ENOENT is success
   Status set_neighbour(const InterfaceName& link, const IpAddress& address, const MacAddress& mac);
-  Status delete_neighbour(const InterfaceName& link, const IpAddress& address);  // ENOENT is success
+  Status delete_neighbour(const InterfaceName& link,
+                          const IpAddress& address);  // ENOENT is success
 
   // ENODEV: no such link.
   Result<Link> link(const InterfaceName& name);
@@ -161,10 +165,11 @@ class Rtnl {
   // Dumps are repeated when the kernel says that they were interrupted (NLM_F_DUMP_INTR);
   // EINTR after 100 such repeats.
   Result<std::vector<Link>> links();
-  Result<std::vector<FdbEntry>> fdb(std::uint32_t bridge_index);     // entries of a bridge's ports
+  Result<std::vector<FdbEntry>> fdb(std::uint32_t bridge_index);  // entries of a bridge's ports
   // One entry by look-up, without a dump; nothing when there is none.
   Result<std::optional<FdbEntry>> find_fdb(std::uint32_t bridge_index, const MacAddress& mac);
-  Result<std::optional<Neighbour>> find_neighbour(std::uint32_t link_index, const IpAddress& address);
+  Result<std::optional<Neighbour>> find_neighbour(std::uint32_t link_index,
+                                                  const IpAddress& address);
   Result<std::vector<Neighbour>> neighbours(std::uint32_t link_index);
   Result<std::vector<LinkAddress>> addresses();
   // The id that this socket's namespace has for another one (RTM_GETNSID), assigned by the kernel

@@ -36,8 +36,8 @@ struct Placed {
   bool operator==(const Placed&) const = default;
 };
 
-// A network's elements in the sets of pools and of what is masqueraded. Pools are kept apart even where they touch, so that
-// one can go without the other.
+// A network's elements in the sets of pools and of what is masqueraded. Pools are kept apart even
+// where they touch, so that one can go without the other.
 [[nodiscard]] std::vector<Placed> network_elements(const NetworkSpec& network);
 
 // What a released port has in the sets and maps of layers 2 and 3. `policy` is the port's.

@@ -20,8 +20,9 @@ template <class Tag>
 Result<DockerId<Tag>> DockerId<Tag>::parse(std::string_view text) {
   if (text.size() < 12 || text.size() > 64 ||
       !std::all_of(text.begin(), text.end(), is_lower_alnum)) {
-    return fail("parse", "'" + std::string(text.substr(0, 80)) +
-                             "' is not an identifier of Docker's (12 to 64 characters a-z, 0-9)",
+    return fail("parse",
+                "'" + std::string(text.substr(0, 80)) +
+                    "' is not an identifier of Docker's (12 to 64 characters a-z, 0-9)",
                 EINVAL);
   }
   DockerId id;
@@ -57,13 +58,13 @@ MacAddress mac_of(std::string_view id) {
 
 Status check_policy_name(std::string_view name) {
   const bool good = !name.empty() && name.size() <= 32 && is_lower_alnum(name[0]) &&
-                    std::all_of(name.begin(), name.end(), [](char c) {
-                      return is_lower_alnum(c) || c == '-' || c == '_';
-                    });
+                    std::all_of(name.begin(), name.end(),
+                                [](char c) { return is_lower_alnum(c) || c == '-' || c == '_'; });
   if (!good) {
-    return fail("policy name", "'" + std::string(name.substr(0, 80)) +
-                                   "' is not a policy name: 1 to 32 characters a-z, 0-9, '-', '_', "
-                                   "the first one a letter or digit",
+    return fail("policy name",
+                "'" + std::string(name.substr(0, 80)) +
+                    "' is not a policy name: 1 to 32 characters a-z, 0-9, '-', '_', "
+                    "the first one a letter or digit",
                 EINVAL);
   }
   return {};

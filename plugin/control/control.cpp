@@ -112,8 +112,8 @@ http::Response Control::status(const http::Request& /*request*/) {
 http::Response Control::health(const http::Request& /*request*/) {
   const host::Snapshot snapshot = service_.status();
   const Totals totals{armed_, disarmed_, refused_, undone_, inconsistent_};
-  return {is_healthy(snapshot) ? 200 : 503, encode_health(snapshot, totals, service_.engine_guard()),
-          "application/json"};
+  return {is_healthy(snapshot) ? 200 : 503,
+          encode_health(snapshot, totals, service_.engine_guard()), "application/json"};
 }
 
 http::Response Control::doctor(const http::Request& /*request*/) {

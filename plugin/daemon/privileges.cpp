@@ -49,8 +49,8 @@ constexpr const char* kForbidden[] = {
     "quotactl_fd", "acct", "open_by_handle_at", "name_to_handle_at", "fanotify_init", "mknod",
     "mknodat",
     // other processes
-    "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd",
-    "move_pages", "migrate_pages",
+    "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd", "move_pages",
+    "migrate_pages",
     // namespaces of our own: joining one (setns) is needed, making one is not
     "unshare",
     // other users

@@ -167,8 +167,8 @@ struct Guard::Impl final : engine::EventSink {
   void note(const arm::Rechecked& done) {
     if (done.closed.empty()) return;
     for (const arm::Report& report : done.closed) {
-      const std::string text =
-          "engine guard: port " + report.port + " of " + report.container_name + ": " + report.reason;
+      const std::string text = "engine guard: port " + report.port + " of " +
+                               report.container_name + ": " + report.reason;
       switch (report.outcome) {
         case arm::Outcome::closed:  // what it was released for has ended by itself
           spdlog::info("{}", text);

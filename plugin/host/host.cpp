@@ -435,7 +435,8 @@ struct Host::Impl {
     }
     for (auto& [id, endpoint] : endpoints) {
       if (endpoint.release && options.runs && !options.runs(endpoint.release->process)) {
-        incident("port " + port_name(id).str() + ": the process it was released for is gone; closed");
+        incident("port " + port_name(id).str() +
+                 ": the process it was released for is gone; closed");
         endpoint.release.reset();
         if (const Status saved = store->save(endpoint); !saved) return saved;
       }
@@ -576,9 +577,8 @@ struct Host::Impl {
     // it forgot: its creation was interrupted, and nothing would ever remove it.
     std::vector<NetworkId> forgotten;
     for (const auto& [id, other] : networks) {
-      const bool used = std::any_of(endpoints.begin(), endpoints.end(), [&](const auto& entry) {
-        return entry.second.network == id;
-      });
+      const bool used = std::any_of(endpoints.begin(), endpoints.end(),
+                                    [&](const auto& entry) { return entry.second.network == id; });
       if (!used && overlap(network, other)) forgotten.push_back(id);
     }
     for (const NetworkId& id : forgotten) {

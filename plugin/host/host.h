@@ -54,7 +54,7 @@ struct Options {
   // Whether the process that a port was released for still runs; asked at the start. Unset: yes.
   std::function<bool(const ProcessIdentity&)> runs;
   netdriver::Ownership ownership = netdriver::Ownership::best;
-  bool guard = true;                    // listen to the kernel and put back what others change
+  bool guard = true;  // listen to the kernel and put back what others change
   std::function<void(const Repair&)> on_repair;  // on the owner thread; must not call Host
   bool manage_firewall = true;  // keep our pair of rules in DOCKER-USER (firewall.h)
 };

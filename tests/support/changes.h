@@ -33,7 +33,8 @@ inline constexpr Change kChanges[] = {
     {"nomaster", "ip link set $port nomaster"},
     // Before Linux 6.2 only a link that is DOWN can be renamed, and the guard may be faster.
     {"renamed",
-     "until printf 'link set %s down\\nlink set %s name other0\\n' $port $port | ip -b -; do :; done;"
+     "until printf 'link set %s down\\nlink set %s name other0\\n' $port $port | ip -b -; do :; "
+     "done;"
      "ip link set other0 up || :"},
     {"moved", "ip link set $port master br9"},
     {"group", "ip link set $port group 5"},
@@ -47,7 +48,8 @@ inline constexpr Change kChanges[] = {
     {"bridge_snooping", "ip link set $bridge type bridge mcast_snooping 1"},
     {"bridge_fwd_mask", "ip link set $bridge type bridge group_fwd_mask 0x4008"},
     {"bridge_renamed",
-     "until printf 'link set %s down\\nlink set %s name other1\\n' $bridge $bridge | ip -b -; do :; "
+     "until printf 'link set %s down\\nlink set %s name other1\\n' $bridge $bridge | ip -b -; do "
+     ":; "
      "done"},
     {"bridge_deleted", "ip link del $bridge"},
     {"flush_ruleset", "nft flush ruleset", true},

@@ -618,8 +618,9 @@ TEST_F(GateTest, RestoreTakesAwayControlsThatAreNotWanted) {
   gate.reset();
   host->run([&] { gate = std::move(*Gate::open()); });
   restore(spec);
-  EXPECT_EQ(host->must({"bridge", "fdb", "show", "dev", "agp0000000001"}).find("02:00:00:00:01:01 "),
-            std::string::npos);
+  EXPECT_EQ(
+      host->must({"bridge", "fdb", "show", "dev", "agp0000000001"}).find("02:00:00:00:01:01 "),
+      std::string::npos);
   EXPECT_EQ(inspect(p).state, PortState::closed) << text(inspect(p).differences);
 }
 

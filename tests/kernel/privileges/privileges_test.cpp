@@ -47,16 +47,18 @@ int in_child(const std::function<bool()>& work) {
 class Privileges : public test::KernelTest {};
 
 TEST_F(Privileges, TheKernelSaysSo) {
-  constexpr unsigned long long kMay = 1ULL << CAP_NET_ADMIN | 1ULL << CAP_NET_RAW |
-                                      1ULL << CAP_SYS_ADMIN | 1ULL << CAP_SYS_PTRACE |
-                                      1ULL << CAP_DAC_OVERRIDE | 1ULL << CAP_CHOWN |
-                                      1ULL << CAP_BPF;
+  constexpr unsigned long long kMay =
+      1ULL << CAP_NET_ADMIN | 1ULL << CAP_NET_RAW | 1ULL << CAP_SYS_ADMIN | 1ULL << CAP_SYS_PTRACE |
+      1ULL << CAP_DAC_OVERRIDE | 1ULL << CAP_CHOWN | 1ULL << CAP_BPF;
   EXPECT_EQ(in_child([] {
-    const auto set = [](const char* key) { return std::stoull(status_line(key), nullptr, 16); };
-    return set("CapEff") == kMay && set("CapPrm") == kMay && set("CapBnd") == kMay &&
-           set("CapInh") == 0 && set("CapAmb") == 0 && status_line("NoNewPrivs") == "1" &&
-           status_line("Seccomp") == "2";
-  }), 0);
+              const auto set = [](const char* key) {
+                return std::stoull(status_line(key), nullptr, 16);
+              };
+              return set("CapEff") == kMay && set("CapPrm") == kMay && set("CapBnd") == kMay &&
+                     set("CapInh") == 0 && set("CapAmb") == 0 && status_line("NoNewPrivs") == "1" &&
+                     status_line("Seccomp") == "2";
+            }),
+            0);
 }
 
 TEST_F(Privileges, WhatIsNotNeededIsRefused) {
