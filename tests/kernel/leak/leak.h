@@ -299,7 +299,7 @@ class Leak : public test::KernelTest {
   }
   static constexpr const char* kPortFlags =
       "bridge link set dev $P isolated on learning off locked on flood off mcast_flood off "
-      "bcast_flood off";
+      "bcast_flood off; ip link set $P type bridge_slave group_fwd_mask 0x4000";
 
   // Every kind of the catalogue from `from`.
   static void send_all(const NetNamespace& from, const std::string& interface, const Identity& as,

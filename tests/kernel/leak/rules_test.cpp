@@ -257,8 +257,18 @@ TEST_F(Rules, LayerTwosTableHoldsLinkLocalGroups) {
   EXPECT_EQ(listener.frames(), 0U);
 }
 
-// LLDP's own group comes to no hook of the bridge (br_handle_frame returns RX_HANDLER_PASS), so
-// layer 2 alone does not hold it: a program that listens for LLDP on the port itself hears it.
+// LLDP's own group comes to no hook of the bridge (br_handle_frame returns RX_HANDLER_PASS), and a
+// program that listens for LLDP on the port itself hears it: unless the port's group_fwd_mask has
+// it taken for any other frame.
+TEST_F(Rules, WithoutItsFlagsLayerTwoLetsLldpThrough) {
+  make_open();
+  install(Family::bridge);
+  bring_open_up();
+  const PortListener listener(*host, port(1).name.str(), {ETH_P_LLDP});
+  send_all(*a, "eth0", who);
+  EXPECT_GE(listener.frames(), 1U);
+}
+
 TEST_F(Rules, LayerTwoAloneHoldsLldp) {
   make_open(kPortFlags);
   install(Family::bridge);
