@@ -908,7 +908,11 @@ Result<Survey> Gate::survey(const GateSpec& want) {
     if (!entries) return tl::unexpected(entries.error());
     for (const FdbEntry& entry : *entries) {
       const auto port = by_index.find(entry.port);
-      if (entry.permanent || port == by_index.end() || port->second->mac == entry.mac) continue;
+      // Without VLAN filtering those of VLAN 0 count; the others are their doubles.
+      if (entry.vlan != 0 || entry.permanent || port == by_index.end() ||
+          port->second->mac == entry.mac) {
+        continue;
+      }
       out.differences.push_back(
           {"port " + port->second->name.str() + ", FDB", "", entry.mac.to_string()});
       out.ports.insert(port->second->name);

@@ -366,6 +366,16 @@ struct Pipeline::Run {
     report.policy_revision = policy.revision;
     auto info = impl.info_of(identity, daemon_json);
     if (!info) return tl::unexpected(info.error());
+    // Docker 26 to 28 list a runtime that is a shim by its name alone, without its type.
+    const auto listed = info->runtimes.find(container.runtime);
+    if (listed != info->runtimes.end() && listed->second == engine::Runtime()) {
+      const auto text = read_back(impl.options.daemon_json);
+      const auto configured = text ? engine::runtimes_from_daemon_json(*text)
+                                   : Result<std::map<std::string, engine::Runtime>>();
+      if (configured && configured->count(container.runtime) != 0) {
+        listed->second = configured->at(container.runtime);
+      }
+    }
     auto seen = check_runtime(container, *info, policy, identity.process.pid, system());
     if (!seen) return tl::unexpected(seen.error());
     runtime = seen->kind;

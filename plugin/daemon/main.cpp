@@ -148,7 +148,7 @@ int run(const DaemonOptions& options) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, signal);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // NOLINT(cert-err33-c)
-  ::umask(0027);
+  ::umask(0077);
 
   if (const Status dropped = drop_privileges(); !dropped) {
     spdlog::critical("{}", dropped.error().to_string());

@@ -130,6 +130,30 @@ Result<Container> container_from_json(std::string_view text) {
   return out;
 }
 
+namespace {
+Runtime runtime_from(const View& runtime) {
+  Runtime out;
+  out.path = runtime.text("path");
+  out.type = runtime.text("runtimeType");
+  out.binary = runtime.at("options").text("BinaryName");
+  out.arguments = runtime.texts("runtimeArgs");
+  return out;
+}
+}  // namespace
+
+Result<std::map<std::string, Runtime>> runtimes_from_daemon_json(std::string_view text) {
+  const json root = json::parse(text, nullptr, false);
+  if (!root.is_object()) return fail("read daemon.json", "not a JSON object", EPROTO);
+  std::string problem;
+  std::map<std::string, Runtime> out;
+  View(&root, &problem)
+      .members("runtimes", [&](const std::string& name, const View& runtime, const json&) {
+        out[name] = runtime_from(runtime);
+      });
+  if (!problem.empty()) return fail("read daemon.json", problem, EPROTO);
+  return out;
+}
+
 Result<Info> info_from_json(std::string_view text) {
   const json root = json::parse(text, nullptr, false);
   if (!root.is_object()) return fail("read engine info", "not a JSON object", EPROTO);
@@ -141,12 +165,7 @@ Result<Info> info_from_json(std::string_view text) {
   out.docker_root = view.text("DockerRootDir");
   out.default_runtime = view.text("DefaultRuntime");
   view.members("Runtimes", [&](const std::string& name, const View& runtime, const json&) {
-    Runtime value;
-    value.path = runtime.text("path");
-    value.type = runtime.text("runtimeType");
-    value.binary = runtime.at("options").text("BinaryName");
-    value.arguments = runtime.texts("runtimeArgs");
-    out.runtimes[name] = std::move(value);
+    out.runtimes[name] = runtime_from(runtime);
   });
   if (!problem.empty()) return fail("read engine info", problem, EPROTO);
   return out;

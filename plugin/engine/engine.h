@@ -146,6 +146,9 @@ class Engine : public Api {
 // The decoders by themselves, for tests and fuzzing. They never throw.
 [[nodiscard]] Result<Container> container_from_json(std::string_view text);
 [[nodiscard]] Result<Info> info_from_json(std::string_view text);
+// "runtimes" of the engine's configuration file; none is an empty map.
+[[nodiscard]] Result<std::map<std::string, Runtime>> runtimes_from_daemon_json(
+    std::string_view text);
 [[nodiscard]] Result<std::vector<std::string>> endpoints_from_json(std::string_view text);
 [[nodiscard]] Result<Event> event_from_json(std::string_view text);
 

@@ -232,6 +232,21 @@ TEST_F(PipelineTest, Step5AliasThatIsNotRunsc) {
   refused(arm(), 5, "'runsc' is really runc");
 }
 
+// Docker 26 to 28 list a shim without its type; the engine's configuration has it.
+TEST_F(PipelineTest, Step5ARuntimeThatIsAShim) {
+  engine.information.runtimes["runsc"] = {};
+  refused(arm(), 5, "is of type ''");
+  write("daemon.json", R"({"runtimes": {"runsc": {"runtimeType": "io.containerd.runc.v2"}}})");
+  refused(arm(), 5, "'runsc' is really runc");
+  // What the engine says goes before; it is asked again when its configuration has changed.
+  engine.information.runtimes["runsc"] = {"/usr/sbin/runc", "", "", {}};
+  write("daemon.json", R"({"runtimes": {"runsc": {"runtimeType": "io.containerd.runsc.v1"}}})");
+  refused(arm(), 5, "'runsc' is really runc");
+  engine.information.runtimes["runsc"] = {};
+  write("daemon.json", R"({"runtimes": {"runsc": {"runtimeType": "io.containerd.runsc.v1"}} })");
+  EXPECT_EQ(arm().outcome, Outcome::released);
+}
+
 TEST_F(PipelineTest, Step5NoInfo) {
   engine.info_error = kError;
   refused(arm(), 5, "it broke");

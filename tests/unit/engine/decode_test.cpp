@@ -161,6 +161,14 @@ TEST(EngineDecode, InfoOf29) {
   EXPECT_FALSE(info_from_json(R"({"Runtimes": []})"));
   EXPECT_FALSE(info_from_json(R"({"Runtimes": {"a": {"path": 1}}})"));
   EXPECT_FALSE(info_from_json("[]"));
+  const auto configured = runtimes_from_daemon_json(
+      R"({"runtimes": {"gv": {"runtimeType": "io.containerd.runsc.v1"}, "x": {"path": "/x"}}})");
+  ASSERT_TRUE(configured);
+  EXPECT_EQ(configured->at("gv").type, "io.containerd.runsc.v1");
+  EXPECT_EQ(configured->at("x").path, "/x");
+  EXPECT_TRUE(runtimes_from_daemon_json("{}")->empty());
+  EXPECT_FALSE(runtimes_from_daemon_json(R"({"runtimes": []})"));
+  EXPECT_FALSE(runtimes_from_daemon_json("nothing"));
 }
 
 TEST(EngineDecode, EndpointsOfANetwork) {
