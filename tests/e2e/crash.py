@@ -118,6 +118,30 @@ class Crash(Case):
         self.reaches("c4", REACH + FORBIDDEN, [True, False, False])
         self.remove("c4")
 
+    def test_a_flow_lives_through_thirty_kills(self):
+        self.lab.policy("plain", {"version": 1, "runtimes": ["runc"], "allow": [
+            {"cidr": f"{ALLOWED}/32", "services": ["tcp/80"]}]})
+        self.lab.container("c5", "agents")
+        self.armed("c5", "--policy", "plain")
+        # The server answers each line with as many bytes; one connection for all of it.
+        self.lab.docker("exec", "-d", "c5", "sh", "-c",
+                        f"while :; do echo; sleep 0.05; done | nc {ALLOWED} 80 >/tmp/flow; : >/tmp/ended")
+
+        def answered():
+            return int(self.lab.docker("exec", "c5", "wc", "-c", "/tmp/flow").stdout.split()[0])
+        wait_for("a first answer", answered, 10)
+        for kill in range(30):
+            before = answered()
+            self.world.kill_daemon()
+            if kill % 10 == 0:  # nobody is there, and it is what it was
+                self.assertEqual(self.lab.probe("c5", FORBIDDEN, seconds=1), [False, False])
+            self.world.start_daemon()
+            wait_for(f"an answer after kill {kill + 1}", lambda: answered() > before, 10)
+        self.assertNotEqual(self.lab.docker("exec", "c5", "test", "-e", "/tmp/ended", check=False).returncode, 0)
+        self.assertEqual(self.world.state("c5"), "released")
+        self.assertEqual(self.lab.probe("c5", FORBIDDEN, seconds=1), [False, False])
+        self.remove("c5")
+
     def test_a_second_daemon_refuses(self):
         second = self.lab.run(
             [AGENTGATED, "--state-directory", self.lab.path("state"), "--driver-socket",
