@@ -4,9 +4,11 @@
 // back: for a closed port and for a released one. That no packet gets out meanwhile is what the
 // leak tests count; here it is what is there afterwards, seen with the same tools.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -286,6 +288,61 @@ TEST_F(GuardTest, APortWhoseLinkIsTakenAwayIsForgotten) {
   const std::string rules = space->must({"nft", "list", "ruleset"});
   EXPECT_EQ(rules.find("172.30.0.12"), std::string::npos);
   EXPECT_EQ(rules.find("web"), std::string::npos);
+}
+
+// A limit of the process for as long as it lives.
+class Limit {
+ public:
+  Limit(__rlimit_resource resource, rlim_t value) : resource_(resource) {
+    ::signal(SIGXFSZ, SIG_IGN);  // the write shall fail instead
+    ::getrlimit(resource_, &before_);
+    const rlimit now{value, before_.rlim_max};
+    ::setrlimit(resource_, &now);
+  }
+  ~Limit() { ::setrlimit(resource_, &before_); }
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+
+ private:
+  __rlimit_resource resource_;
+  rlimit before_{};
+};
+
+// As when the disk is full: nothing can be written, and what is not on disk is not done.
+TEST_F(GuardTest, AFullDiskOpensNothingAndLosesNothing) {
+  start(Ownership::best);
+  const EndpointId id = EndpointId::parse(kReleased).value();
+  Release release;
+  release.policy = "web";
+  release.container_name = "a1";
+  release.process = {1, 1};
+  PolicyRecord policy;
+  policy.spec.name = "web";
+  ok(host->clean(id));
+  ok(host->prepare(id));
+  EndpointRecord more;
+  more.id = EndpointId::parse("e" + std::string(63, 'f')).value();
+  more.network = NetworkId::parse(kNetwork).value();
+  more.address4 = Ipv4Address::parse("172.30.0.13").value();
+  more.mac = MacAddress::parse("02:00:00:00:01:13").value();
+  {
+    const Limit full(RLIMIT_FSIZE, 0);
+    const Status made = host->create_endpoint(more);
+    ASSERT_FALSE(made);
+    EXPECT_NE(made.error().to_string().find("free space"), std::string::npos)
+        << made.error().to_string();
+    EXPECT_FALSE(host->release(id, release, policy));
+  }
+  settle();
+  EXPECT_EQ(states(), "closed, closed");
+  EXPECT_NE(space->exec({"ip", "link", "show", port_name(more.id).str()}).status, 0);
+  ok(host->create_endpoint(more));
+  ok(host->release(id, release, policy));
+  settle();
+  EXPECT_EQ(states(), "closed, released");
+  start_host(Ownership::best);
+  settle();
+  EXPECT_EQ(states(), "closed, released");
 }
 
 // Notices are lost when nobody reads them; then everything is compared.
