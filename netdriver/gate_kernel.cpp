@@ -298,6 +298,10 @@ struct Gate::Impl {
     auto bridge = rtnl->link(port.bridge);
     if (!bridge) return tl::unexpected(bridge.error());
     if (link->master != bridge->index) {
+      // It is enslaved with the kernel's flags, and what is up without a master is routed from.
+      if (link->up) {
+        if (Status down = rtnl->set_down(port.name); !down) return down;
+      }
       Status status = rtnl->enslave(port.name, port.bridge);
       if (!status) {
         if (status.error().code == ENOSPC) {
@@ -361,6 +365,8 @@ struct Gate::Impl {
     if (!bridge && bridge.error().code != ENODEV) return tl::unexpected(bridge.error());
     if (!link || !bridge) {
       out.push_back({"link " + (link ? bridge_name : port.name).str(), "present", ""});
+    } else if (bridge->kind != "bridge") {
+      out.push_back({"link " + bridge_name.str() + ", kind", "bridge", bridge->kind});
     } else {
       const std::string where = "port " + port.name.str();
       differ(out, where + ", kind", "veth", link->kind);
@@ -583,9 +589,11 @@ struct Gate::Impl {
       const auto index = indexes.find(name);
       if (there || index == indexes.end()) return {};
       for (const Link& link : *links) {
-        if (link.index != index->second || link.kind != kind || link.group != kLinkGroup) continue;
+        if (link.index != index->second || link.kind != kind) continue;
         renamed = true;
-        return rtnl->rename(link.index, name);
+        // One that cannot be had back is taken away, before anybody calls it gone.
+        const Status back = rtnl->rename(link.index, name);
+        return back ? back : rtnl->delete_link(link.name);
       }
       return {};
     };
@@ -598,7 +606,34 @@ struct Gate::Impl {
     return renamed ? rtnl->links() : links;
   }
 
-  // All but the ports' own links. A port whose link is gone leaves `want`.
+  Status tables_to(const GateSpec& want) {
+    auto have = read_tables();
+    if (!have) return tl::unexpected(have.error());
+    if (*have == ruleset::render(want, table_flags)) return {};
+    if (Status written = write_tables(*have, want); !written) return written;
+    remember(want);
+    return {};
+  }
+
+  // `want` with every port closed whose link, controls or bridge are not as meant: nothing is
+  // released before what it stands on is right.
+  Result<GateSpec> as_far_as_links_are_right(const GateSpec& want) {
+    GateSpec out = want;
+    std::set<InterfaceName> wrong;
+    for (const auto& [name, network] : want.networks) {
+      auto found = bridge_differences(network);
+      if (!found) return tl::unexpected(found.error());
+      if (!found->empty()) wrong.insert(name);
+    }
+    for (auto& [name, port] : out.ports) {
+      auto found = link_differences(port.bridge, port);
+      if (!found) return tl::unexpected(found.error());
+      if (!found->empty() || wrong.count(port.bridge) != 0) port.policy.reset();
+    }
+    return out;
+  }
+
+  // One attempt. A port whose link is gone leaves `want`.
   Status put_back(GateSpec& want, Repaired& out, std::vector<Error>& errors) {
     const auto collect = [&](const Status& status) {
       if (!status) errors.push_back(status.error());
@@ -619,13 +654,49 @@ struct Gate::Impl {
     auto have = read_tables();
     if (!have) return tl::unexpected(have.error());
     if (*have != ruleset::render(want, table_flags)) {
-      const Status written = write_tables(*have, want);
-      collect(written);
-      if (written) remember(want);
+      auto safe = as_far_as_links_are_right(want);
+      if (!safe) return tl::unexpected(safe.error());
+      collect(tables_to(*safe));
     }
     for (const Link& link : strangers(*links, want)) collect(rtnl->delete_link(link.name));
     for (const auto& [name, network] : want.networks) collect(set_up_bridge(network));
+    auto foreign = foreign_entries(want);
+    if (!foreign) return tl::unexpected(foreign.error());
+    std::set<InterfaceName> wrong;
+    for (const auto& [name, mac] : *foreign) wrong.insert(name);
+    for (const auto& [name, port] : want.ports) {
+      auto found = link_differences(port.bridge, port);
+      if (!found) return tl::unexpected(found.error());
+      if (!found->empty() || wrong.count(name) != 0) collect(repair_port(port));
+    }
+    collect(tables_to(want));
     return {};
+  }
+
+  // FDB entries on ports of ours that are not the port's own. Without VLAN filtering those of VLAN
+  // 0 count; the others are their doubles.
+  Result<std::vector<std::pair<InterfaceName, MacAddress>>> foreign_entries(const GateSpec& want) {
+    std::map<std::uint32_t, const PortSpec*> by_index;
+    for (const auto& [name, port] : want.ports) {
+      const auto index = indexes.find(name);
+      if (index != indexes.end()) by_index[index->second] = &port;
+    }
+    std::vector<std::pair<InterfaceName, MacAddress>> out;
+    for (const auto& [name, network] : want.networks) {
+      const auto bridge = rtnl->link(name);
+      if (!bridge || bridge->kind != "bridge") continue;  // that is a difference by itself
+      auto entries = rtnl->fdb(bridge->index);
+      if (!entries) return tl::unexpected(entries.error());
+      for (const FdbEntry& entry : *entries) {
+        const auto port = by_index.find(entry.port);
+        if (entry.vlan != 0 || entry.permanent || port == by_index.end() ||
+            port->second->mac == entry.mac) {
+          continue;
+        }
+        out.emplace_back(port->second->name, entry.mac);
+      }
+    }
+    return out;
   }
 
   Status repair_port(const PortSpec& port) {
@@ -633,10 +704,6 @@ struct Gate::Impl {
     if (!link) return tl::unexpected(link.error());
     auto bridge = rtnl->link(port.bridge);
     if (!bridge) return tl::unexpected(bridge.error());
-    // Off its bridge it would be routed from by itself; and it is enslaved with the kernel's flags.
-    if (link->master != bridge->index) {
-      if (Status down = rtnl->set_down(port.name); !down) return down;
-    }
     if (link->group != kLinkGroup) {
       if (Status grouped = rtnl->set_group(port.name, kLinkGroup); !grouped) return grouped;
     }
@@ -813,8 +880,7 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
   const nft::Ruleset have = std::move(*read);
   // Without `persist` the tables went with the process that owned them, and the token held what it
   // had released. Then the links and their controls say whether a port is as it was left.
-  const bool went_with_owner =
-      impl_->made_tables && impl_->token.has_value() && impl_->table_flags == kTableOwner;
+  const bool went_with_owner = tables_went_with_owner();
   impl_->made_tables = false;
   if (have != ruleset::render(want, impl_->table_flags)) {
     // Which released ports does the kernel have exactly so? The others are closed.
@@ -884,6 +950,10 @@ Result<bool> Gate::has_link(const InterfaceName& name) {
   return link.has_value();
 }
 
+bool Gate::tables_went_with_owner() const {
+  return impl_->made_tables && impl_->token.has_value() && impl_->table_flags == kTableOwner;
+}
+
 std::uint32_t Gate::nft_portid() const { return impl_->nft->portid(); }
 
 Result<Survey> Gate::survey(const GateSpec& want) {
@@ -892,31 +962,16 @@ Result<Survey> Gate::survey(const GateSpec& want) {
     out.differences.insert(out.differences.end(), found.begin(), found.end());
     return !found.empty();
   };
-  std::map<std::uint32_t, const PortSpec*> by_index;
-  for (const auto& [name, port] : want.ports) {
-    const auto index = impl_->indexes.find(name);
-    if (index != impl_->indexes.end()) by_index[index->second] = &port;
-  }
   for (const auto& [name, network] : want.networks) {
     auto found = impl_->bridge_differences(network);
     if (!found) return tl::unexpected(found.error());
-    if (add(std::move(*found))) out.links = true;
-    const auto bridge = impl_->rtnl->link(name);
-    if (!bridge) continue;  // among the differences
-    // An entry on a port that is not its own would let others through `locked`.
-    auto entries = impl_->rtnl->fdb(bridge->index);
-    if (!entries) return tl::unexpected(entries.error());
-    for (const FdbEntry& entry : *entries) {
-      const auto port = by_index.find(entry.port);
-      // Without VLAN filtering those of VLAN 0 count; the others are their doubles.
-      if (entry.vlan != 0 || entry.permanent || port == by_index.end() ||
-          port->second->mac == entry.mac) {
-        continue;
-      }
-      out.differences.push_back(
-          {"port " + port->second->name.str() + ", FDB", "", entry.mac.to_string()});
-      out.ports.insert(port->second->name);
-    }
+    if (add(std::move(*found))) out.bridges.insert(name);
+  }
+  auto foreign = impl_->foreign_entries(want);
+  if (!foreign) return tl::unexpected(foreign.error());
+  for (const auto& [name, mac] : *foreign) {
+    out.differences.push_back({"port " + name.str() + ", FDB", "", mac.to_string()});
+    out.ports.insert(name);
   }
   for (const auto& [name, port] : want.ports) {
     auto found = impl_->link_differences(port.bridge, port);
@@ -927,7 +982,6 @@ Result<Survey> Gate::survey(const GateSpec& want) {
   if (!links) return tl::unexpected(links.error());
   for (const Link& link : Impl::strangers(*links, want)) {
     out.differences.push_back({"link " + link.name.str() + " of our group", "", "present"});
-    out.links = true;
   }
   auto have = impl_->read_tables();
   if (!have) return tl::unexpected(have.error());
@@ -950,26 +1004,23 @@ Result<Repaired> Gate::repair(const GateSpec& wanted) {
   // Whoever changes things may still be at it.
   for (int attempt = 1; attempt <= kRepairAttempts; ++attempt) {
     std::vector<Error> errors;
-    if (Status done = impl_->put_back(want, out, errors); !done) {
-      return tl::unexpected(done.error());
+    if (const Status done = impl_->put_back(want, out, errors); !done) {
+      errors.push_back(done.error());
     }
     auto seen = survey(want);
-    if (!seen) return tl::unexpected(seen.error());
-    if (seen->empty()) return out;
-    for (const InterfaceName& name : seen->ports) {
-      if (Status done = impl_->repair_port(want.ports.at(name)); !done) {
-        errors.push_back(done.error());
-      }
-    }
-    seen = survey(want);
-    if (!seen) return tl::unexpected(seen.error());
-    if (seen->empty()) return out;
+    if (seen && seen->empty()) return out;
     if (attempt < kRepairAttempts) continue;
+    if (!seen) errors.push_back(seen.error());
     for (const Error& error : errors) out.left.push_back({"repair", "", error.to_string()});
-    out.left.insert(out.left.end(), seen->differences.begin(), seen->differences.end());
-    // Without the tables, or without its bridge, no port can be proved.
+    if (seen) {
+      out.left.insert(out.left.end(), seen->differences.begin(), seen->differences.end());
+    }
+    // What cannot be seen, or stands on tables or a bridge that are not right, cannot be proved.
     for (const auto& [name, port] : want.ports) {
-      if (seen->tables || seen->links || seen->ports.count(name) != 0) impl_->shut(port, out);
+      if (!seen || seen->tables || seen->ports.count(name) != 0 ||
+          seen->bridges.count(port.bridge) != 0) {
+        impl_->shut(port, out);
+      }
     }
   }
   return out;

@@ -36,15 +36,15 @@ struct PortReport {
 // What of ours is not as meant.
 struct Survey {
   std::vector<Difference> differences;
-  std::set<InterfaceName> ports;  // whose link, flags, FDB entry or neighbours are among them
-  bool links = false;             // a bridge, its addresses, or a link that should not be there
+  std::set<InterfaceName> ports;    // whose link, flags, FDB entry or neighbours are among them
+  std::set<InterfaceName> bridges;  // that are, or whose addresses are, among them
   bool tables = false;
   [[nodiscard]] bool empty() const { return differences.empty(); }
 };
 
 struct Repaired {
   std::vector<InterfaceName> gone;    // ports whose link is not there any more
-  std::vector<InterfaceName> closed;  // ports that could not be brought to what is meant
+  std::vector<InterfaceName> closed;  // could not be brought to what is meant; their links are DOWN
   std::vector<Difference> left;       // what could not be repaired
 };
 
@@ -93,6 +93,9 @@ class Gate {
   Result<Repaired> repair(const GateSpec& want);
   // Whether there is a link of that name.
   Result<bool> has_link(const InterfaceName& name);
+  // Whether open() found no tables where they end with their owner (before Linux 6.9). Then
+  // restore() has only the caller's word for what was released.
+  [[nodiscard]] bool tables_went_with_owner() const;
   // For Monitor::open.
   [[nodiscard]] std::uint32_t nft_portid() const;
 

@@ -74,6 +74,7 @@ struct Release {
   ProcessIdentity process;
   std::string policy;
   std::string released_at;  // RFC 3339, UTC
+  bool committed = false;   // the kernel has taken it; on disk before that it is only meant
   bool operator==(const Release&) const = default;
 };
 

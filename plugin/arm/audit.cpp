@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <mutex>
 
 namespace agentgate::arm {
 
@@ -30,7 +31,9 @@ Status Audit::writable() {
 Status Audit::write(const Report& report) {
   if (path_.empty()) return {};
   const std::string line = to_json(report) + "\n";
-  const std::lock_guard lock(mutex_);
+  // One for all writers of the process: a line that was cut short is taken back by its length.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   const auto fd = open();
   if (!fd) return tl::unexpected(fd.error());
   // One write: O_APPEND keeps lines of several writers apart.

@@ -4,7 +4,6 @@
 // Threading: any. The file is opened for each line, so that it can be rotated by renaming it.
 #pragma once
 
-#include <mutex>
 #include <string>
 
 #include "netdriver/error.h"
@@ -23,7 +22,6 @@ class Audit {
  private:
   Result<int> open();
   std::string path_;
-  std::mutex mutex_;
 };
 
 }  // namespace agentgate::arm

@@ -12,7 +12,7 @@ namespace agentgate {
 // of containers) and CAP_BPF (the token, before Linux 6.9), as far as they are there; drops all
 // others from every set, the bounding set included. Sets no_new_privs, and a seccomp filter that
 // answers EPERM to what no part of the daemon and no iptables needs: modules, mounts, ptrace, keys,
-// clocks, other users, new namespaces, io_uring, perf and the like.
+// clocks, other users, unshare, io_uring, perf and the like.
 //
 // To be called before there is a second thread; children inherit it. EPERM, EINVAL: the kernel
 // refused, and the daemon must not go on.

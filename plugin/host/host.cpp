@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include "plugin/host/host.h"
 
+#include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -29,6 +30,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxIncidents = 100;
 constexpr auto kSuspectAge = std::chrono::seconds(2);
 constexpr auto kHostAddressesEvery = std::chrono::seconds(5);
+constexpr int kBetweenLooks = 10;  // milliseconds
 constexpr auto kFirstPause = std::chrono::seconds(1);
 constexpr auto kLongestPause = std::chrono::seconds(8);
 constexpr std::size_t kNamed = 5;  // differences that one incident spells out
@@ -70,6 +72,7 @@ struct Host::Impl {
   std::map<NetworkId, NetworkRecord> networks;
   std::map<EndpointId, EndpointRecord> endpoints;
   std::map<EndpointId, Clock::time_point> unjoined;   // since when
+  std::set<EndpointId> unsaved;                       // whose file says something older
   std::map<EndpointId, Clock::time_point> abandoned;  // since when its sandbox is not there
   std::map<std::string, PolicyRecord> policies;       // that ports are released to
   std::map<std::string, policy::Resolution> resolutions;
@@ -78,6 +81,7 @@ struct Host::Impl {
   // After a repair that left something the next one waits, twice as long each time.
   std::chrono::seconds repair_pause{0};
   std::optional<Clock::time_point> repair_again;
+  std::string left_before;  // by the last repair
   bool ready = false;
   std::string failure;
   Clock::time_point host_addresses_at{};
@@ -218,7 +222,7 @@ struct Host::Impl {
     guard_thread = std::thread([this, listener = std::move(*monitor)] {
       for (;;) {
         netdriver::Notices heard = listener->wait(guard_wake.get());
-        const std::lock_guard lock(mutex);
+        std::unique_lock lock(mutex);
         if (stopping) return;
         if (heard.empty()) continue;
         notices.merge(std::move(heard));
@@ -226,6 +230,10 @@ struct Host::Impl {
         guard_queued = true;
         queue.emplace_back([this] { look(); });
         wake.notify_one();
+        // Whoever changes things in a loop gets one look for many of them.
+        lock.unlock();
+        pollfd stop{guard_wake.get(), POLLIN, 0};
+        (void)::poll(&stop, 1, kBetweenLooks);
       }
     });
     // What happened between restore() and now was not heard.
@@ -377,6 +385,11 @@ struct Host::Impl {
     }
     if (!done.closed.empty()) text += "; closed " + std::to_string(done.closed.size()) + " ports";
     if (!done.gone.empty()) text += "; " + std::to_string(done.gone.size()) + " ports have no link";
+    // The same failure again, every few seconds, is news once.
+    std::string left;
+    for (const auto& one : done.left) left += one.where + one.expected + one.found;
+    if (!left.empty() && left == left_before) return;
+    left_before = left;
     incident(text);
     if (options.on_repair) options.on_repair(done);
   }
@@ -401,7 +414,7 @@ struct Host::Impl {
         }
         if (at->second.release) {
           at->second.release.reset();
-          if (const Status saved = store->save(at->second); !saved) {
+          if (const Status saved = save(at->second); !saved) {
             incident(saved.error().to_string());
           }
         }
@@ -434,6 +447,13 @@ struct Host::Impl {
       spec.networks[one.bridge] = one;
     }
     for (auto& [id, endpoint] : endpoints) {
+      if (endpoint.release && !endpoint.release->committed && gate->tables_went_with_owner()) {
+        // The daemon died before it knew that the kernel had it, and the kernel cannot say any
+        // more.
+        incident("port " + port_name(id).str() + ": its release was not finished; closed");
+        endpoint.release.reset();
+        if (const Status saved = store->save(endpoint); !saved) return saved;
+      }
       if (endpoint.release && options.runs && !options.runs(endpoint.release->process)) {
         incident("port " + port_name(id).str() +
                  ": the process it was released for is gone; closed");
@@ -520,6 +540,10 @@ struct Host::Impl {
     if (repair_again && now >= *repair_again) {
       repair_again.reset();
       repair();
+    }
+    for (const EndpointId& id : std::set<EndpointId>(unsaved)) {
+      const auto known = endpoints.find(id);
+      if (known == endpoints.end() || save(known->second)) unsaved.erase(id);
     }
     std::vector<EndpointId> orphans;
     for (const auto& [id, since] : unjoined) {
@@ -705,16 +729,37 @@ struct Host::Impl {
     return Port{changed, networks.at(changed.network)};
   }
 
-  // Kernel first: a port that is not open any more may be called open by a file, never the reverse.
+  // Disk first, since before Linux 6.9 the next start has only the disk's word; but the kernel in
+  // any case. What could not be written is written later, and until then its controls are gone, so
+  // that a start finds it different from what the file says.
   Status close(EndpointRecord& endpoint) {
+    Status saved;
+    if (endpoint.release || unsaved.count(endpoint.id) != 0) {
+      endpoint.release.reset();
+      saved = save(endpoint);
+    }
     if (Status closed_now = gate->close_port(port_spec(endpoint)); !closed_now) return closed_now;
     failpoint("host.close.closed");
-    if (endpoint.release) {
-      endpoint.release.reset();
-      if (Status saved = store->save(endpoint); !saved) return saved;
+    if (!saved) {
+      if (const Status bare = gate->unprepare_port(port_spec(endpoint)); !bare) {
+        incident(bare.error().to_string());
+      }
+      endpoint.prepared = false;
+      return saved;
     }
     drop_unused_policies();
     return {};
+  }
+
+  // A file that could not be written is tried again by the housekeeping.
+  Status save(const EndpointRecord& endpoint) {
+    Status saved = store->save(endpoint);
+    if (saved) {
+      unsaved.erase(endpoint.id);
+    } else {
+      unsaved.insert(endpoint.id);
+    }
+    return saved;
   }
 
   void drop_unused_policies() {
@@ -741,7 +786,7 @@ struct Host::Impl {
     if (Status undone = gate->unprepare_port(port_spec(endpoint)); !undone) return undone;
     if (!endpoint.prepared) return {};
     endpoint.prepared = false;
-    return store->save(endpoint);
+    return save(endpoint);
   }
 
   Status prepare(EndpointRecord& endpoint) {
@@ -764,8 +809,12 @@ struct Host::Impl {
     }
     EndpointRecord changed = endpoint;
     changed.release = release;
+    changed.release->committed = false;
     if (Status saved = store->save(policy); !saved) return saved;
-    if (Status saved = store->save(changed); !saved) return saved;
+    if (Status saved = store->save(changed); !saved) {
+      restore_policy_file(policy.spec.name);
+      return saved;
+    }
     failpoint("host.release.saved");
     Status released = gate->release_port(port_spec(changed), policy.spec);
     failpoint("host.release.released");
@@ -775,9 +824,10 @@ struct Host::Impl {
       restore_policy_file(policy.spec.name);
       return released;
     }
+    changed.release->committed = true;
     endpoint = changed;
     policies[policy.spec.name] = policy;
-    return {};
+    return save(endpoint);
   }
 
   // What is on disk of a policy shall be what the kernel has of it.

@@ -222,7 +222,8 @@ std::string encode(const EndpointRecord& endpoint) {
                {"pid", static_cast<std::uint64_t>(endpoint.release->process.pid)},
                {"start_time", endpoint.release->process.start_time},
                {"policy", endpoint.release->policy},
-               {"released_at", endpoint.release->released_at}};
+               {"released_at", endpoint.release->released_at},
+               {"committed", endpoint.release->committed}};
   }
   return json({{"version", 1},
                {"id", endpoint.id.str()},
@@ -264,6 +265,7 @@ Result<EndpointRecord> decode_endpoint(std::string_view text) {
     if (!inner.bad() && !check_policy_name(release.policy))
       inner.problem("\"policy\" is not a name");
     release.released_at = inner.text("released_at");
+    release.committed = inner.flag("committed");
     if (Status status = inner.finish(); !status) return tl::unexpected(status.error());
     out.release = std::move(release);
   }

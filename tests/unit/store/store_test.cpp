@@ -99,6 +99,8 @@ TEST(StoreCodec, DecodeEncodeIsTheSame) {
 
   EndpointRecord endpoint = endpoint_record();
   EXPECT_EQ(decode_endpoint(encode(endpoint)).value(), endpoint);
+  endpoint.release->committed = true;
+  EXPECT_EQ(decode_endpoint(encode(endpoint)).value(), endpoint);
   endpoint.release.reset();
   endpoint.policy.clear();
   endpoint.sandbox_key.clear();
@@ -180,7 +182,7 @@ TEST(StoreCodec, WrongTypesAreDamageAndNamed) {
         key == "release") {
       return value.is_null();
     }
-    if (key == "masquerade" || key == "prepared") return value.is_boolean();
+    if (key == "masquerade" || key == "prepared" || key == "committed") return value.is_boolean();
     if (key == "sandbox_key" || key == "container_id" || key == "container_name" ||
         key == "released_at") {
       return value.is_string();
