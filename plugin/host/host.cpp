@@ -601,8 +601,9 @@ struct Host::Impl {
     // it forgot: its creation was interrupted, and nothing would ever remove it.
     std::vector<NetworkId> forgotten;
     for (const auto& [id, other] : networks) {
-      const bool used = std::any_of(endpoints.begin(), endpoints.end(),
-                                    [&](const auto& entry) { return entry.second.network == id; });
+      const bool used =
+          std::any_of(endpoints.begin(), endpoints.end(),
+                      [&id = id](const auto& entry) { return entry.second.network == id; });
       if (!used && overlap(network, other)) forgotten.push_back(id);
     }
     for (const NetworkId& id : forgotten) {
