@@ -11,6 +11,7 @@
 #include <libnftnl/udata.h>
 #include <linux/netfilter.h>
 #include <linux/netfilter/nf_tables.h>
+#include <linux/netfilter/nfnetlink.h>
 
 #include <cstring>
 #include <memory>
@@ -215,6 +216,30 @@ Expression decode(const nftnl_expr* e) {
   return Unknown{name};
 }
 
+// libnftnl reads any message as what it was asked for: attributes of a chain as those of a rule.
+bool is(const nlmsghdr* message, std::uint16_t kind) {
+  return message->nlmsg_type == ((NFNL_SUBSYS_NFTABLES << 8) | kind) &&
+         message->nlmsg_len >= MNL_NLMSG_HDRLEN + sizeof(nfgenmsg);
+}
+
+// For an attribute of an element that is newer than itself, libnftnl 1.2 writes past an array.
+int check_element(const nlattr* element, void* /*data*/) {
+  return mnl_attr_parse_nested(
+      element,
+      [](const nlattr* attribute, void* /*data*/) {
+        return mnl_attr_get_type(attribute) > NFTA_SET_ELEM_EXPRESSIONS ? MNL_CB_ERROR : MNL_CB_OK;
+      },
+      nullptr);
+}
+bool has_known_attributes(const nlmsghdr* elements) {
+  const auto check = [](const nlattr* attribute, void* /*data*/) {
+    return mnl_attr_get_type(attribute) == NFTA_SET_ELEM_LIST_ELEMENTS
+               ? mnl_attr_parse_nested(attribute, check_element, nullptr)
+               : MNL_CB_OK;
+  };
+  return mnl_attr_parse(elements, sizeof(nfgenmsg), check, nullptr) != MNL_CB_ERROR;
+}
+
 }  // namespace
 
 Bytes table(std::uint16_t type, std::uint16_t flags, Family family,
@@ -332,6 +357,7 @@ Bytes elements(std::uint16_t type, std::uint16_t flags, Family family, const std
 }
 
 std::optional<std::pair<std::string, std::uint32_t>> parse_table(const nlmsghdr* message) {
+  if (!is(message, NFT_MSG_NEWTABLE)) return std::nullopt;
   const TablePtr object(nftnl_table_alloc());
   if (nftnl_table_nlmsg_parse(message, object.get()) < 0) return std::nullopt;
   return std::pair(text_of(nftnl_table_get_str(object.get(), NFTNL_TABLE_NAME)),
@@ -339,6 +365,7 @@ std::optional<std::pair<std::string, std::uint32_t>> parse_table(const nlmsghdr*
 }
 
 std::optional<NamedChain> parse_chain(const nlmsghdr* message) {
+  if (!is(message, NFT_MSG_NEWCHAIN)) return std::nullopt;
   const ChainPtr object(nftnl_chain_alloc());
   if (nftnl_chain_nlmsg_parse(message, object.get()) < 0) return std::nullopt;
   NamedChain out;
@@ -357,6 +384,7 @@ std::optional<NamedChain> parse_chain(const nlmsghdr* message) {
 }
 
 std::optional<NamedRule> parse_rule(const nlmsghdr* message) {
+  if (!is(message, NFT_MSG_NEWRULE)) return std::nullopt;
   const RulePtr object(nftnl_rule_alloc());
   if (nftnl_rule_nlmsg_parse(message, object.get()) < 0) return std::nullopt;
   NamedRule out;
@@ -376,6 +404,7 @@ std::optional<NamedRule> parse_rule(const nlmsghdr* message) {
 }
 
 std::optional<NamedSet> parse_set(const nlmsghdr* message) {
+  if (!is(message, NFT_MSG_NEWSET)) return std::nullopt;
   const SetPtr object(nftnl_set_alloc());
   if (nftnl_set_nlmsg_parse(message, object.get()) < 0) return std::nullopt;
   NamedSet out;
@@ -394,6 +423,7 @@ std::optional<NamedSet> parse_set(const nlmsghdr* message) {
 }
 
 std::optional<std::vector<Element>> parse_elements(const nlmsghdr* message) {
+  if (!is(message, NFT_MSG_NEWSETELEM) || !has_known_attributes(message)) return std::nullopt;
   const SetPtr object(nftnl_set_alloc());
   if (nftnl_set_elems_nlmsg_parse(message, object.get()) < 0) return std::nullopt;
   std::vector<Element> out;
