@@ -84,9 +84,7 @@ bool sound_data(const nlattr* data) {
 }
 bool sound_expression(const nlattr* expression) {
   return has(expression, NFTA_EXPR_NAME) && each(expression, [](const nlattr* at) {
-           return mnl_attr_get_type(at) != NFTA_EXPR_DATA || each(at, [](const nlattr* of_data) {
-                    return mnl_attr_get_type(of_data) != NFTA_IMMEDIATE_DATA || sound_data(of_data);
-                  });
+           return mnl_attr_get_type(at) != NFTA_EXPR_DATA || each(at, sound_data);
          });
 }
 bool sound_expressions(const nlattr* list) { return each(list, sound_expression); }
@@ -97,6 +95,8 @@ bool sound_element(const nlattr* element) {
         return sound_expression(at);
       case NFTA_SET_ELEM_EXPRESSIONS:
         return sound_expressions(at);
+      case NFTA_SET_ELEM_KEY:
+      case NFTA_SET_ELEM_KEY_END:
       case NFTA_SET_ELEM_DATA:
         return sound_data(at);
       default:
