@@ -104,7 +104,7 @@ class Refusals(Case):
         self.lab.standard_policy("gvisor-only", runtimes=["runsc"])
         runtimes = {"runc": "is really runc", "fake-runsc": "is really runc"}
         if self.ENGINE != "20.10":  # which knows no runtimeType
-            runtimes["typed-runsc"] = "cannot verify"
+            runtimes["typed-runsc"] = "is really runc (shim io.containerd.runc.v2)"
         for runtime, text in runtimes.items():
             with self.subTest(runtime):
                 self.container("r11-" + runtime, runtime=runtime)
