@@ -539,7 +539,10 @@ struct Gate::Impl {
   Status write_tables(const nft::Ruleset& have, const GateSpec& want) {
     const nft::Ruleset rendered = ruleset::render(want, table_flags);
     Batch batch;
-    for (const auto& [family, table] : rendered) {
+    // In this order, layer 1 first: tables that end with their owner end in the order they were
+    // made (nft_rcv_nl_event), and without the port mark nothing passes the token any more.
+    for (const Family family : kFamilies) {
+      const nft::Table& table = rendered.at(family);
       // NEWTABLE creates it where it is absent, so that DELTABLE always finds one.
       const auto found = have.find(family);
       batch.add_table(family, found == have.end() ? table.flags : found->second.flags);
