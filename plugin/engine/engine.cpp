@@ -369,13 +369,15 @@ struct Engine::Impl {
   }
 
   // Waits until the socket can be read or written. ETIMEDOUT, ECANCELED.
-  Status wait_for(int fd, short what, std::optional<Watchdog::Clock::time_point> deadline,
+  // kNever: without an end.
+  static constexpr Watchdog::Clock::time_point kNever = Watchdog::Clock::time_point::max();
+  Status wait_for(int fd, short what, Watchdog::Clock::time_point deadline,
                   const std::string& operation) const {
     for (;;) {
       if (interrupted) return cancelled(operation);
       int ms = -1;
-      if (deadline) {
-        const auto left = *deadline - Watchdog::Clock::now();
+      if (deadline != kNever) {
+        const auto left = deadline - Watchdog::Clock::now();
         if (left.count() <= 0) return fail(operation, "the engine is silent", ETIMEDOUT);
         ms = static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
       }
@@ -442,8 +444,8 @@ Status Engine::events(std::chrono::system_clock::time_point since, EventSink& si
   const std::string operation = "watch engine";
   const auto version = impl_->negotiate();
   if (!version) return tl::unexpected(version.error());
-  std::optional deadline = Watchdog::Clock::now() + impl_->options.timeout;
-  const auto socket = impl_->connect(operation, *deadline);
+  Watchdog::Clock::time_point deadline = Watchdog::Clock::now() + impl_->options.timeout;
+  const auto socket = impl_->connect(operation, deadline);
   if (!socket) return tl::unexpected(socket.error());
   const std::string request = "GET /v" + *version + "/events?since=" + timestamp(since) +
                               "&filters=" + url_encoded(kEventFilters) +
@@ -482,7 +484,7 @@ Status Engine::events(std::chrono::system_clock::time_point since, EventSink& si
     if (!read) return read;
     // Between two events there may be hours, within one there may not.
     if (agreed && stream.whole()) {
-      deadline.reset();
+      deadline = Impl::kNever;
     } else if (agreed && progress) {
       deadline = Watchdog::Clock::now() + impl_->options.timeout;
     }
