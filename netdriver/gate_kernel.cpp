@@ -565,7 +565,8 @@ struct Gate::Impl {
     networks = want.networks;
   }
 
-  // Links that carry our group and a name like ours, and are not in `want`.
+  // Links that carry our group and a name like ours, and are not in `want`. Ports come first: one
+  // that is up and loses its bridge is routed from.
   static std::vector<Link> strangers(const std::vector<Link>& links, const GateSpec& want) {
     std::vector<Link> out;
     for (const Link& link : links) {
@@ -578,6 +579,9 @@ struct Gate::Impl {
         out.push_back(link);
       }
     }
+    std::stable_partition(out.begin(), out.end(), [](const Link& link) {
+      return link.name.str().rfind(kPortPrefix, 0) == 0;
+    });
     return out;
   }
 
@@ -843,20 +847,10 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
     return std::any_of(links->begin(), links->end(),
                        [&](const Link& link) { return link.name == name; });
   };
-  // What is there but not wanted goes first, ports before bridges.
-  const auto is_ours = [](const Link& link, const char* prefix) {
-    return link.group == kLinkGroup && link.name.str().rfind(prefix, 0) == 0;
-  };
   std::vector<Error> errors;
-  for (const char* prefix : {kPortPrefix, kBridgePrefix}) {
-    for (const Link& link : *links) {
-      if (!is_ours(link, prefix) || want.ports.count(link.name) != 0 ||
-          want.networks.count(link.name) != 0) {
-        continue;
-      }
-      if (const Status gone = impl_->rtnl->delete_link(link.name); !gone) {
-        errors.push_back(gone.error());
-      }
+  for (const Link& link : Impl::strangers(*links, want)) {
+    if (const Status gone = impl_->rtnl->delete_link(link.name); !gone) {
+      errors.push_back(gone.error());
     }
   }
   if (const Status status = first_of(std::move(errors), "remove what is not known"); !status) {

@@ -30,7 +30,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxIncidents = 100;
 constexpr auto kSuspectAge = std::chrono::seconds(2);
 constexpr auto kHostAddressesEvery = std::chrono::seconds(5);
-constexpr int kBetweenLooks = 10;  // milliseconds
+constexpr std::size_t kIdDigits = 64;  // of an id of Docker's
+constexpr int kBetweenLooks = 10;      // milliseconds
 constexpr auto kFirstPause = std::chrono::seconds(1);
 constexpr auto kLongestPause = std::chrono::seconds(8);
 constexpr std::size_t kNamed = 5;  // differences that one incident spells out
@@ -248,33 +249,41 @@ struct Host::Impl {
     queue.emplace_back([this] { look(); });
   }
 
+  // The record whose link has that name: links carry the first digits of their id, and ids are in
+  // order, so this costs the same with any number of them.
+  template <class Records>
+  static auto with_link(const Records& records, const char* prefix, const InterfaceName& name,
+                        InterfaceName (*link_of)(const typename Records::key_type&)) {
+    const std::string& text = name.str();
+    if (text.rfind(prefix, 0) != 0) return records.end();
+    std::string id = text.substr(std::char_traits<char>::length(prefix));
+    id.resize(kIdDigits, '0');
+    const auto least = Records::key_type::parse(id);
+    if (!least) return records.end();
+    const auto at = records.lower_bound(*least);
+    return at != records.end() && link_of(at->first) == name ? at : records.end();
+  }
+
   // Whether what was heard leaves something that is not as meant.
   Result<bool> suspicious(const netdriver::Notices& heard) {
     std::set<EndpointId> suspects;
     std::set<NetworkId> bridges;
     for (const InterfaceName& name : heard.links) {
-      bool known = false;
-      for (const auto& [id, network] : networks) {
-        if (bridge_name(id) != name) continue;
-        bridges.insert(id);
-        known = true;
-      }
-      for (const auto& [id, endpoint] : endpoints) {
-        if (port_name(id) != name) continue;
-        suspects.insert(id);
-        known = true;
-      }
+      const auto network = with_link(networks, netdriver::kBridgePrefix, name, &bridge_name);
+      const auto endpoint = with_link(endpoints, netdriver::kPortPrefix, name, &port_name);
+      if (network != networks.end()) bridges.insert(network->first);
+      if (endpoint != endpoints.end()) suspects.insert(endpoint->first);
+      const bool known = network != networks.end() || endpoint != endpoints.end();
       if (known || heard.gone.count(name) != 0) continue;
       const auto there = gate->has_link(name);
       if (!there) return tl::unexpected(there.error());
       if (*there) return true;
     }
     for (const auto& [name, mac] : heard.fdb) {
-      for (const auto& [id, endpoint] : endpoints) {
-        if (port_name(id) != name) continue;
-        if (endpoint.mac != mac) return true;
-        suspects.insert(id);
-      }
+      const auto endpoint = with_link(endpoints, netdriver::kPortPrefix, name, &port_name);
+      if (endpoint == endpoints.end()) continue;
+      if (endpoint->second.mac != mac) return true;
+      suspects.insert(endpoint->first);
     }
     for (const auto& [bridge, address] : heard.neighbours) {
       for (const auto& [id, endpoint] : endpoints) {
@@ -345,18 +354,22 @@ struct Host::Impl {
   void repair() {
     const auto start = Clock::now();
     const auto spec = desired();
-    auto seen =
-        spec ? gate->survey(*spec) : Result<netdriver::Survey>(tl::unexpected(spec.error()));
-    if (!seen) {
-      incident("guard: " + seen.error().to_string());
+    if (!spec) {
+      incident("guard: " + spec.error().to_string());
       ++counters.failures;
       return pause_repairs();
     }
-    if (seen->empty()) return;
+    auto seen = gate->survey(*spec);
+    if (seen && seen->empty()) return;
     ++counters.repairs;
     Repair done;
     done.at = utc_now();
-    done.found = std::move(seen->differences);
+    // What cannot be seen is repaired too: it tries again, and closes what it cannot prove.
+    if (seen) {
+      done.found = std::move(seen->differences);
+    } else {
+      done.found.push_back({"survey", "", seen.error().to_string()});
+    }
     std::string text = "changed by others:";
     for (std::size_t i = 0; i < done.found.size() && i < kNamed; ++i) {
       const auto& one = done.found[i];
@@ -441,11 +454,6 @@ struct Host::Impl {
 
   // The kernel to what the records say; the records to what the kernel could keep.
   Status restore() {
-    netdriver::GateSpec spec;
-    for (const auto& [id, network] : networks) {
-      auto one = network.spec();
-      spec.networks[one.bridge] = one;
-    }
     for (auto& [id, endpoint] : endpoints) {
       if (endpoint.release && !endpoint.release->committed && gate->tables_went_with_owner()) {
         // The daemon died before it knew that the kernel had it, and the kernel cannot say any
@@ -460,14 +468,10 @@ struct Host::Impl {
         endpoint.release.reset();
         if (const Status saved = store->save(endpoint); !saved) return saved;
       }
-      auto one = port_spec(endpoint);
-      if (one.policy && policies.count(*one.policy) != 0) {
-        spec.policies[*one.policy] = policies[*one.policy].spec;
-      }
-      spec.ports[one.name] = one;
     }
-    if (const Status status = fill_host_addresses(spec); !status) return status;
-    auto changed = gate->restore(spec);
+    const auto spec = desired();
+    if (!spec) return tl::unexpected(spec.error());
+    auto changed = gate->restore(*spec);
     if (!changed) return tl::unexpected(changed.error());
     for (const InterfaceName& name : *changed) {
       for (auto at = endpoints.begin(); at != endpoints.end(); ++at) {
