@@ -373,8 +373,9 @@ TEST_F(GuardTest, ABridgeThatCannotBeHadBackShutsItsPortsAlone) {
   ok(host->join(endpoint.id, "/proc/self/ns/net").map([](const Port&) {}));
   settle();
   const std::string bridge = bridge_name(other.id).str();
-  space->sh("printf 'link del " + bridge + "\\nlink add " + bridge +
-            " type veth peer name x0\\n' | ip -b -");
+  // The stranger has to be quicker than the repair between the two commands: it tries until it is.
+  space->sh("for i in $(seq 200); do printf 'link del " + bridge + "\\nlink add " + bridge +
+            " type veth peer name x0\\n' | ip -b - 2>&- && exit 0; done; exit 1");
   for (int i = 0; i < 500 && host->snapshot().guard.failures == 0; ++i) {
     std::this_thread::sleep_for(10ms);
   }
