@@ -82,6 +82,10 @@ inline constexpr Change kSurroundings[] = {
     {"iptables_policy_accept", "iptables -P FORWARD ACCEPT; iptables -P INPUT ACCEPT"},
     {"iptables_restore_empty", "printf '*filter\\nCOMMIT\\n' | iptables-restore"},
     {"ip6tables_flush", "ip6tables -F; ip6tables -X"},
+    {"iptables_legacy",
+     "iptables-legacy -F; iptables-legacy -X; iptables-legacy -P FORWARD ACCEPT;"
+     "printf '*filter\\nCOMMIT\\n' | iptables-legacy-restore;"
+     "ip6tables-legacy -F; ip6tables-legacy -P FORWARD ACCEPT"},
     {"forwarding_off_on", "sysctl -qw net.ipv4.ip_forward=0; sysctl -qw net.ipv4.ip_forward=1"},
     {"br_netfilter_off",
      "sysctl -qw net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0 "
