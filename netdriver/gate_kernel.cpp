@@ -680,8 +680,29 @@ struct Gate::Impl {
     return {};
   }
 
-  // FDB entries on ports of ours that are not the port's own. Without VLAN filtering those of VLAN
-  // 0 count; the others are their doubles.
+  // Without VLAN filtering the entries of VLAN 0 count; the others are their doubles.
+  static bool is_foreign(const FdbEntry& entry, const PortSpec& port) {
+    return entry.vlan == 0 && !entry.permanent && entry.mac != port.mac;
+  }
+  static Difference foreign_entry(const PortSpec& port, const MacAddress& mac) {
+    return {"port " + port.name.str() + ", FDB", "", mac.to_string()};
+  }
+  // The same for one port; nothing where there is no such port, which is a difference by itself.
+  Result<std::vector<Difference>> foreign_entries_of(const InterfaceName& bridge_name,
+                                                     const PortSpec& port) {
+    const auto bridge = rtnl->link(bridge_name);
+    const auto link = rtnl->link(port.name);
+    std::vector<Difference> out;
+    if (!bridge || !link || link->master != bridge->index) return out;
+    auto entries = rtnl->fdb(bridge->index, link->index);
+    if (!entries) return tl::unexpected(entries.error());
+    for (const FdbEntry& entry : *entries) {
+      if (is_foreign(entry, port)) out.push_back(foreign_entry(port, entry.mac));
+    }
+    return out;
+  }
+
+  // FDB entries on ports of ours that are not the port's own.
   Result<std::vector<std::pair<InterfaceName, MacAddress>>> foreign_entries(const GateSpec& want) {
     std::map<std::uint32_t, const PortSpec*> by_index;
     for (const auto& [name, port] : want.ports) {
@@ -696,10 +717,7 @@ struct Gate::Impl {
       if (!entries) return tl::unexpected(entries.error());
       for (const FdbEntry& entry : *entries) {
         const auto port = by_index.find(entry.port);
-        if (entry.vlan != 0 || entry.permanent || port == by_index.end() ||
-            port->second->mac == entry.mac) {
-          continue;
-        }
+        if (port == by_index.end() || !is_foreign(entry, *port->second)) continue;
         out.emplace_back(port->second->name, entry.mac);
       }
     }
@@ -967,7 +985,7 @@ Result<Survey> Gate::survey(const GateSpec& want) {
   auto foreign = impl_->foreign_entries(want);
   if (!foreign) return tl::unexpected(foreign.error());
   for (const auto& [name, mac] : *foreign) {
-    out.differences.push_back({"port " + name.str() + ", FDB", "", mac.to_string()});
+    out.differences.push_back(Impl::foreign_entry(want.ports.at(name), mac));
     out.ports.insert(name);
   }
   for (const auto& [name, port] : want.ports) {
@@ -1225,6 +1243,9 @@ Result<PortReport> Gate::inspect_port(const NetworkSpec& network, const PortSpec
   auto seen = impl_->link_differences(network.bridge, port);
   if (!seen) return tl::unexpected(seen.error());
   std::vector<Difference> link_differences = std::move(*seen);
+  auto foreign = impl_->foreign_entries_of(network.bridge, port);
+  if (!foreign) return tl::unexpected(foreign.error());
+  link_differences.insert(link_differences.end(), foreign->begin(), foreign->end());
 
   auto table_differences = impl_->compare_tables(port, policy);
   if (!table_differences) return tl::unexpected(table_differences.error());

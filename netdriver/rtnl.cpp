@@ -422,9 +422,10 @@ Result<std::vector<Link>> Rtnl::links() {
   return out;
 }
 
-Result<std::vector<FdbEntry>> Rtnl::fdb(std::uint32_t bridge_index) {
+Result<std::vector<FdbEntry>> Rtnl::fdb(std::uint32_t bridge_index, std::uint32_t port_index) {
   ndmsg header{};
   header.ndm_family = AF_BRIDGE;
+  header.ndm_ifindex = static_cast<int>(port_index);
   Message message(RTM_GETNEIGH, NLM_F_DUMP, header);
   message.u32(NDA_MASTER, bridge_index);
   std::vector<FdbEntry> out;
@@ -433,6 +434,7 @@ Result<std::vector<FdbEntry>> Rtnl::fdb(std::uint32_t bridge_index) {
       [&](const nlmsghdr* answer) {
         const auto entry = wire::parse_neighbour(answer);
         if (!entry || entry->family != AF_BRIDGE || entry->master != bridge_index) return;
+        if (port_index != 0 && entry->link != port_index) return;
         out.push_back({entry->link, entry->mac, (entry->state & NUD_NOARP) != 0,
                        (entry->state & NUD_PERMANENT) != 0, entry->vlan});
       },

@@ -165,7 +165,9 @@ class Rtnl {
   // Dumps are repeated when the kernel says that they were interrupted (NLM_F_DUMP_INTR);
   // EINTR after 100 such repeats.
   Result<std::vector<Link>> links();
-  Result<std::vector<FdbEntry>> fdb(std::uint32_t bridge_index);  // entries of a bridge's ports
+  // Entries of a bridge's ports, or of one of them: the kernel picks them out (strict checking,
+  // since Linux 5.0).
+  Result<std::vector<FdbEntry>> fdb(std::uint32_t bridge_index, std::uint32_t port_index = 0);
   // One entry by look-up, without a dump; nothing when there is none.
   Result<std::optional<FdbEntry>> find_fdb(std::uint32_t bridge_index, const MacAddress& mac);
   Result<std::optional<Neighbour>> find_neighbour(std::uint32_t link_index,

@@ -59,6 +59,7 @@ class GuardTest : public test::KernelTest {
     options.state_directory = directory;
     options.manage_firewall = false;
     options.orphan_age = std::chrono::hours(1);
+    options.guard = guard;
     options.ownership = ownership;
     options.on_repair = [this](const Repair& repair) {
       const std::lock_guard lock(mutex);
@@ -177,6 +178,7 @@ class GuardTest : public test::KernelTest {
     }
   }
 
+  bool guard = true;  // whether a Host repairs
   std::filesystem::path directory;
   std::unique_ptr<NetNamespace> space;
   std::vector<std::unique_ptr<NetNamespace>> sandboxes;
@@ -226,6 +228,28 @@ TEST_F(GuardTest, OwnedTablesAreNotOthersToChange) {
     EXPECT_TRUE(ruleset() == rules) << change.name;
   }
   EXPECT_EQ(count(), 0U);
+}
+
+// What `agentgate check` is made of tells the truth at once, not only what a repair left.
+TEST_F(GuardTest, EveryChangeIsSeenBeforeARepair) {
+  guard = false;
+  std::vector<Change> changes(std::begin(kChanges), std::end(kChanges));
+  changes.insert(changes.end(), std::begin(kControls), std::end(kControls));
+  for (const Change& change : changes) {
+    SCOPED_TRACE(change.name);
+    start(change.tables ? Ownership::none : Ownership::best);
+    ASSERT_EQ(states(), "closed, released");
+    apply(change);
+    const std::string seen = states();
+    EXPECT_TRUE(seen.find("inconsistent") != std::string::npos ||
+                seen.find(';') != std::string::npos)
+        << seen;
+    EXPECT_EQ(count(), 0U);
+    host.reset();
+    TearDown();
+    SetUp();
+    sandboxes.clear();
+  }
 }
 
 // Its own work is not taken for that of others.
