@@ -855,6 +855,14 @@ Result<std::unique_ptr<Gate>> Gate::open(Ownership ownership) {
 
 const KernelFeatures& Gate::features() const { return impl_->features; }
 
+Result<std::vector<InterfaceName>> Gate::strangers(const GateSpec& want) {
+  auto links = impl_->rtnl->links();
+  if (!links) return tl::unexpected(links.error());
+  std::vector<InterfaceName> out;
+  for (const Link& link : Impl::strangers(*links, want)) out.push_back(link.name);
+  return out;
+}
+
 Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
   GateSpec want = wanted;
   std::vector<InterfaceName> result;

@@ -81,6 +81,9 @@ class Gate {
   // our group and names that `want` does not know are removed. Returns the ports it had to close.
   Result<std::vector<InterfaceName>> restore(const GateSpec& want);
 
+  // Links with our group and names that `want` does not know: what restore() would remove.
+  Result<std::vector<InterfaceName>> strangers(const GateSpec& want);
+
   // Compares everything of ours with `want`, and changes nothing. Reads the tables once and asks
   // for each link by itself.
   Result<Survey> survey(const GateSpec& want);

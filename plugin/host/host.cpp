@@ -471,8 +471,15 @@ struct Host::Impl {
     }
     const auto spec = desired();
     if (!spec) return tl::unexpected(spec.error());
+    // A lost state directory, or an older daemon's: who uses them has to know where they went.
+    const auto unknown = gate->strangers(*spec);
+    if (!unknown) return tl::unexpected(unknown.error());
     auto changed = gate->restore(*spec);
     if (!changed) return tl::unexpected(changed.error());
+    for (const InterfaceName& name : *unknown) {
+      incident("link " + name.str() + " is ours, and " + options.state_directory.string() +
+               " does not know it; removed");
+    }
     for (const InterfaceName& name : *changed) {
       for (auto at = endpoints.begin(); at != endpoints.end(); ++at) {
         if (port_name(at->first) != name) continue;
@@ -610,11 +617,8 @@ struct Host::Impl {
                       [&id = id](const auto& entry) { return entry.second.network == id; });
       if (!used && overlap(network, other)) forgotten.push_back(id);
     }
-    for (const NetworkId& id : forgotten) {
-      incident("network " + id.str() + " has no endpoint, and its subnet is given anew; removed");
-      if (Status gone = delete_network(id); !gone) return gone;
-    }
     for (const auto& [id, other] : networks) {
+      if (std::find(forgotten.begin(), forgotten.end(), id) != forgotten.end()) continue;
       if (overlap(network, other)) {
         return fail(operation,
                     "its subnet overlaps that of network " + id.str().substr(0, 12) +
@@ -625,6 +629,11 @@ struct Host::Impl {
         return fail(operation, "its bridge name collides with network " + id.str() + "; try again",
                     EEXIST);
       }
+    }
+    // Only now, when nothing else refuses it.
+    for (const NetworkId& id : forgotten) {
+      incident("network " + id.str() + " has no endpoint, and its subnet is given anew; removed");
+      if (Status gone = delete_network(id); !gone) return gone;
     }
     // Disk before kernel: what the kernel has is always known after a crash.
     if (const Status saved = store->save(network); !saved) return saved;
@@ -659,7 +668,12 @@ struct Host::Impl {
     const std::string operation = "create endpoint " + endpoint.id.str();
     const auto network = networks.find(endpoint.network);
     if (network == networks.end()) {
-      return fail(operation, "network " + endpoint.network.str() + " is not known", ENOENT);
+      return fail(
+          operation,
+          "network " + endpoint.network.str() +
+              " is not known here (its state is lost, or it is another daemon's); remove it "
+              "(docker network rm) and create it again",
+          ENOENT);
     }
     // The engine hands out addresses. Where it gives one of an endpoint whose sandbox is gone to
     // another, the old endpoint is one that it forgot.

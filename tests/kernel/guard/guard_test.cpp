@@ -252,6 +252,54 @@ TEST_F(GuardTest, EveryChangeIsSeenBeforeARepair) {
   }
 }
 
+// Names of links hold ten digits of an id. Two ids that share them never share a port or a bridge:
+// the second is refused, and the first is as it was.
+TEST_F(GuardTest, CollidingNamesAreRefused) {
+  start(Ownership::best);
+  const auto rules = ruleset();
+  std::string id = kReleased;
+  id.back() = id.back() == '0' ? '1' : '0';
+  EndpointRecord endpoint;
+  endpoint.id = EndpointId::parse(id).value();
+  ASSERT_EQ(port_name(endpoint.id), port_name(EndpointId::parse(kReleased).value()));
+  endpoint.network = NetworkId::parse(kNetwork).value();
+  endpoint.address4 = Ipv4Address::parse("172.30.0.99").value();
+  endpoint.mac = MacAddress::parse("02:00:00:00:01:99").value();
+  const Status again = host->create_endpoint(endpoint);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, EEXIST);
+  EXPECT_NE(again.error().text.find("try again"), std::string::npos) << again.error().text;
+  // The refused one is nobody: taking it back takes nothing from the first.
+  ok(host->leave(endpoint.id));
+  ok(host->delete_endpoint(endpoint.id));
+
+  id = kNetwork;
+  id.back() = id.back() == '0' ? '1' : '0';
+  NetworkRecord network;
+  network.id = NetworkId::parse(id).value();
+  ASSERT_EQ(bridge_name(network.id), bridge_name(NetworkId::parse(kNetwork).value()));
+  network.gateway4 = Ipv4InterfaceAddress::parse("172.31.0.1/24").value();
+  network.policy = "web";
+  const Status other = host->create_network(network);
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().code, EEXIST);
+  ok(host->delete_network(network.id));
+  settle();
+  EXPECT_EQ(states(), "closed, released");
+  EXPECT_TRUE(ruleset() == rules);
+
+  // The first gone, its name is free, and what bears it next is closed.
+  ok(host->delete_endpoint(EndpointId::parse(kReleased).value()));
+  endpoint.address4 = Ipv4Address::parse("172.30.0.12").value();
+  endpoint.address6 = Ipv6Address::parse("2001:db8:30::12").value();
+  endpoint.mac = MacAddress::parse("02:00:00:00:01:12").value();
+  ok(host->create_endpoint(endpoint));
+  EXPECT_EQ(state(host->inspect(endpoint.id)), "closed");
+  EXPECT_EQ(space->must({"bridge", "fdb", "show", "dev", port_name(endpoint.id).str()})
+                .find("02:00:00:00:01:12"),
+            std::string::npos);
+}
+
 // Its own work is not taken for that of others.
 TEST_F(GuardTest, OwnChangesAreNoRepair) {
   start(Ownership::best);

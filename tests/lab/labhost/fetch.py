@@ -18,6 +18,9 @@ BUNDLES = {
     "26.1": ("trixie", ["docker.io", "docker-cli", "containerd"]),
     "28.5": ("forky", ["docker.io", "docker-cli", "containerd"]),
     "runsc": ("bookworm-backports", ["runsc"]),
+    "firewalld": ("bookworm", ["firewalld", "python3-firewall", "python3-nftables", "python3-dbus", "python3-gi",
+                               "gir1.2-glib-2.0", "libgirepository-1.0-1", "dbus-daemon", "dbus-bin",
+                               "libdbus-1-3", "libapparmor1"]),
 }
 ENGINES = ["20.10", "26.1", "28.5"]
 # Kernels that scripts/vm boots, and the suite that has each as linux-image-cloud-amd64.

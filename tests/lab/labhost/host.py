@@ -221,6 +221,13 @@ class Lab:
             for a in {addresses}; do ip addr add $a dev lo; done
             for a in {addresses6}; do ip -6 addr add $a dev lo nodad; done
         """)
+        self._boot()
+        self._start_internet()
+        return self
+
+    def _boot(self):
+        """The host's namespaces, with nothing in them but the uplink."""
+        d = self.dir
         self.host = self._holder("host", f"""
             mount --make-rprivate /
             mount --rbind /sys/fs/cgroup {d}/cgroup
@@ -246,8 +253,20 @@ class Lab:
             echo 1 > /proc/sys/net/ipv4/ip_forward
             echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
         """)
-        self._start_internet()
-        return self
+
+    def reboot(self):
+        """Everything of the host ends at once, and its kernel forgets; its disk stays as it is."""
+        for name in reversed(list(self.processes)):
+            if name not in ("host", "internet", "servers", "dns", "dns-other"):
+                self.stop(name, signal.SIGKILL)
+        end_strays({self.host})
+        self.run(["ip", "link", "del", "far0"], "internet")
+        self.stop("host", signal.SIGKILL)
+        for name in os.listdir(self.path("run")):
+            path = self.path("run/" + name)
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+        os.unlink(self.path("host.ready"))
+        self._boot()
 
     def __exit__(self, *unused):
         self.close()
@@ -478,6 +497,42 @@ class Lab:
             return result.returncode, json.loads(result.stdout), result.stderr
         except json.JSONDecodeError:
             return result.returncode, {}, result.stdout + result.stderr
+
+    # -- firewalld --------------------------------------------------------------------------------
+    def start_firewalld(self, backend):
+        """With the bus it needs. Its programs are laid over /usr, for it and its client alone."""
+        bundle = fetch.bundle("firewalld")
+        etc = f"cp -a {bundle}/etc/firewalld /etc/; sed -i 's/^FirewallBackend=.*/FirewallBackend={backend}/'"
+        self.run(["sh", "-ec", etc + " /etc/firewalld/firewalld.conf; mkdir -p /run/dbus"])
+        bus = self.write("bus.conf", """<busconfig><type>system</type>
+            <listen>unix:path=/run/dbus/system_bus_socket</listen><auth>EXTERNAL</auth>
+            <policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/>
+            <allow eavesdrop="true"/></policy></busconfig>""")
+        self.spawn("bus", self.nsenter(self._over(bundle, ["dbus-daemon", "--nofork", "--nopidfile", "--config-file",
+                                                           bus])))
+        wait_for("the bus", lambda: os.path.exists(self.path("run/dbus/system_bus_socket")))
+        self.spawn("firewalld", self.nsenter(self._over(bundle, ["/usr/bin/python3", "/usr/sbin/firewalld", "--nofork",
+                                                                 "--nopid", "--log-file=/run/firewalld.log"])))
+
+        def up():
+            if self.processes["firewalld"].poll() is not None:
+                raise RuntimeError("firewalld ended: " + self.log_of("firewalld")[-3000:])
+            return self.firewall_cmd("--state", check=False).returncode == 0
+        wait_for("firewalld", up, 60, 0.3)
+
+    def firewall_cmd(self, *arguments, check=True):
+        return self.run(self._over(fetch.bundle("firewalld"), ["/usr/bin/python3", "/usr/bin/firewall-cmd", *arguments]),
+                        check=check)
+
+    @staticmethod
+    def _over(bundle, argv):
+        """A command with the bundle's /usr over the machine's."""
+        mount = f"mount -t overlay overlay -o lowerdir={bundle}/usr:/usr /usr"
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-ec", f'{mount}; exec "$@"', "sh", *argv]
+
+    def stop_firewalld(self):
+        self.stop("firewalld")
+        self.stop("bus")  # it takes its socket away
 
     # -- containers and probes --------------------------------------------------------------------
     def container(self, name, network, runtime="runc", *extra, command=("sleep", "1000000")):
