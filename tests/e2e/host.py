@@ -168,6 +168,24 @@ class Lost(HostCase):
         self.armed_again("dd")
 
 
+class Checkpoint(HostCase):
+    """What is restored is another container to the gate. 28.5 cannot restore one with a network."""
+
+    ENGINE, DAEMON = "20.10", {"experimental": True}
+
+    def test_a_restored_container_is_closed(self):
+        self.start("cp", runtime="runsc")
+        self.start("other")
+        self.armed_again("cp")
+        self.lab.docker("checkpoint", "create", "--leave-running", "cp", "first")
+        self.assertEqual(self.world.state("cp"), "released")  # it never stopped
+        self.lab.docker("checkpoint", "create", "cp", "second")
+        self.assertNotEqual(self.world.state("cp"), "released")
+        self.lab.docker("start", "--checkpoint", "second", "cp")
+        self.closed("cp", "other")
+        self.armed_again("cp")
+
+
 class Names(HostCase):
     def test_a_name_and_an_address_come_again(self):
         self.start("twice", "--ip", "172.30.0.77", "--mac-address", "02:42:ac:1e:00:4d")
