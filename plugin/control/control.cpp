@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "plugin/control/metrics.h"
+
 namespace agentgate::control {
 namespace {
 
@@ -24,10 +26,11 @@ struct Control::Route {
 
 const std::vector<Control::Route>& Control::table() {
   static const std::vector<Route> all{
-      {"POST", "/v1/arm", &Control::arm},      {"POST", "/v1/disarm", &Control::disarm},
-      {"POST", "/v1/check", &Control::check},  {"POST", "/v1/refresh", &Control::refresh},
-      {"GET", "/v1/status", &Control::status}, {"GET", "/v1/health", &Control::health},
-      {"GET", "/v1/doctor", &Control::doctor}, {"GET", "/v1/version", &Control::version},
+      {"POST", "/v1/arm", &Control::arm},        {"POST", "/v1/disarm", &Control::disarm},
+      {"POST", "/v1/check", &Control::check},    {"POST", "/v1/refresh", &Control::refresh},
+      {"GET", "/v1/status", &Control::status},   {"GET", "/v1/health", &Control::health},
+      {"GET", "/v1/metrics", &Control::metrics}, {"GET", "/v1/doctor", &Control::doctor},
+      {"GET", "/v1/version", &Control::version},
   };
   return all;
 }
@@ -111,10 +114,15 @@ http::Response Control::status(const http::Request& /*request*/) {
 
 http::Response Control::health(const http::Request& /*request*/) {
   const host::Snapshot snapshot = service_.status();
-  const Totals totals{armed_, disarmed_, refused_, undone_, inconsistent_};
   return {is_healthy(snapshot) ? 200 : 503,
-          encode_health(snapshot, totals, service_.engine_guard()), "application/json"};
+          encode_health(snapshot, totals(), service_.engine_guard()), "application/json"};
 }
+
+http::Response Control::metrics(const http::Request& /*request*/) {
+  return {200, encode_metrics(service_.status(), totals(), service_.engine_guard()), kMetricsType};
+}
+
+Totals Control::totals() const { return {armed_, disarmed_, refused_, undone_, inconsistent_}; }
 
 http::Response Control::doctor(const http::Request& /*request*/) {
   return answer(encode(service_.doctor()));

@@ -42,8 +42,10 @@ class Control {
   http::Response refresh(const http::Request& request);
   http::Response status(const http::Request& request);
   http::Response health(const http::Request& request);
+  http::Response metrics(const http::Request& request);
   http::Response doctor(const http::Request& request);
   http::Response version(const http::Request& request);
+  [[nodiscard]] Totals totals() const;
   http::Response report_on(const http::Request& request, const arm::Report& report);
 
   arm::Service& service_;

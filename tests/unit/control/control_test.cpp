@@ -238,6 +238,40 @@ TEST_F(ControlTest, HealthIsAContract) {
                   "engine_guard_losses":0,"engine_guard_closed":0}})"));
 }
 
+TEST_F(ControlTest, MetricsSayWhatHealthSays) {
+  service_.report.outcome = arm::Outcome::refused;
+  call("POST", "/v1/arm", R"({"container":"a1"})");
+  call("POST", "/v1/arm", R"({"container":"a1"})");
+  service_.snapshot.ready = true;
+  service_.snapshot.endpoints.resize(2);
+  service_.snapshot.endpoints[0].release.emplace();
+  service_.snapshot.guard.repairs = 3;
+  service_.guarded.connected = true;
+  service_.guarded.closed = 4;
+  const http::Response answer = call("GET", "/v1/metrics");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.content_type, "text/plain; version=0.0.4; charset=utf-8");
+  for (const char* line :
+       {"agentgate_healthy 1\n", "# TYPE agentgate_guard_repairs_total counter\n",
+        "agentgate_guard_repairs_total 3\n", "agentgate_operations_total{outcome=\"refused\"} 2\n",
+        "agentgate_engine_guard_connected 1\n", "agentgate_engine_guard_closed_total 4\n",
+        "agentgate_ports{state=\"released\"} 1\n", "agentgate_ports{state=\"closed\"} 1\n"}) {
+    EXPECT_NE(answer.body.find(line), std::string::npos) << line << answer.body;
+  }
+  // Every metric is in the reference.
+  std::ifstream file(AGENTGATE_API_REFERENCE);
+  const std::string reference((std::istreambuf_iterator<char>(file)), {});
+  std::istringstream lines(answer.body);
+  int metrics = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("# TYPE ", 0) != 0) continue;
+    ++metrics;
+    const std::string name = line.substr(7, line.find(' ', 7) - 7);
+    EXPECT_NE(reference.find(name), std::string::npos) << name << " is not in docs/api.md";
+  }
+  EXPECT_GT(metrics, 10);
+}
+
 TEST_F(ControlTest, AnswersAreAsDocumented) {
   service_.report.steps = {{1, "preconditions", "capabilities", arm::StepOutcome::ok, "all", 0.12},
                            {2, "preconditions", "engine", arm::StepOutcome::failed, "none", 1}};
