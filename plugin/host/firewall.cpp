@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <sstream>
 
@@ -21,10 +23,11 @@ namespace {
 
 struct Output {
   int status = -1;
+  bool late = false;  // it was ended, since it had not by itself
   std::string text;
 };
 
-Output run(const std::vector<std::string>& argv) {
+Output run(const std::vector<std::string>& argv, std::chrono::milliseconds patience) {
   Output out;
   int pipe[2];
   if (::pipe2(pipe, O_CLOEXEC) != 0) return out;
@@ -45,13 +48,27 @@ Output run(const std::vector<std::string>& argv) {
     ::close(pipe[0]);
     return out;
   }
-  char buffer[4096];
-  for (ssize_t length = 0; (length = ::read(pipe[0], buffer, sizeof buffer)) != 0;) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  out.late = true;
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    pollfd readable{pipe[0], POLLIN, 0};
+    const int ready = left.count() > 0 ? ::poll(&readable, 1, static_cast<int>(left.count())) : 0;
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) break;
+    char buffer[4096];
+    const ssize_t length = ::read(pipe[0], buffer, sizeof buffer);
     if (length < 0 && errno == EINTR) continue;
-    if (length < 0) break;
+    out.late = length < 0;
+    if (length <= 0) break;
     out.text.append(buffer, static_cast<std::size_t>(length));
   }
   ::close(pipe[0]);
+  if (out.late) {
+    ::kill(pid, SIGKILL);
+    out.text += "killed: it took more than " + std::to_string(patience.count()) + " ms";
+  }
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
@@ -77,7 +94,7 @@ std::string mark() {
 
 }  // namespace
 
-FirewallState ensure_docker_user() {
+FirewallState ensure_docker_user(std::chrono::milliseconds patience) {
   FirewallState state;
   const std::string bridges = std::string(netdriver::kBridgePrefix) + "+";
   const std::vector<std::string> jumps = {"-A DOCKER-USER -i " + bridges + " -j AGENTGATE",
@@ -88,7 +105,7 @@ FirewallState ensure_docker_user() {
        {"iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"}) {
     const auto iptables = [&](std::vector<std::string> arguments) {
       arguments.insert(arguments.begin(), {tool, "-w", "10"});
-      return run(arguments);
+      return run(arguments, patience);
     };
     // Legacy tables come into being by being looked at; look only where they are.
     if (std::string(tool).find("legacy") != std::string::npos) {
@@ -101,6 +118,7 @@ FirewallState ensure_docker_user() {
       if (!any) continue;
     }
     const Output user = iptables({"-S", "DOCKER-USER"});
+    if (user.late) state.problems.push_back(std::string(tool) + ": " + user.text);
     if (user.status != 0) continue;  // no such tool, or no such chain
     const auto wanted_first = [&](const std::string& listing,
                                   const std::vector<std::string>& want) {
@@ -131,7 +149,10 @@ FirewallState ensure_docker_user() {
       must({"-A", "AGENTGATE", "-j", "DROP"});
     }
     for (const char* direction : {"-o", "-i"}) {
-      while (iptables({"-D", "DOCKER-USER", direction, bridges, "-j", "AGENTGATE"}).status == 0) {
+      for (int i = 0; i < 16; ++i) {  // whoever puts in more, and faster, is not to keep us here
+        if (iptables({"-D", "DOCKER-USER", direction, bridges, "-j", "AGENTGATE"}).status != 0) {
+          break;
+        }
       }
       must({"-I", "DOCKER-USER", "1", direction, bridges, "-j", "AGENTGATE"});
     }

@@ -10,6 +10,7 @@
 // Threading: any one thread at a time. Blocks while iptables runs.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,8 @@ struct FirewallState {
 
 // Puts the pair first in every DOCKER-USER chain there is (iptables and ip6tables, nft and legacy).
 // Engines with the nftables backend have none and need none. Can be repeated; changes nothing when
-// all is as it should be.
-FirewallState ensure_docker_user();
+// all is as it should be. A call of iptables that takes longer than `patience` is killed and is a
+// problem (iptables itself waits up to ten seconds for its lock).
+FirewallState ensure_docker_user(std::chrono::milliseconds patience = std::chrono::seconds(20));
 
 }  // namespace agentgate::host

@@ -37,6 +37,7 @@ constexpr auto kLongestPause = std::chrono::seconds(8);
 constexpr std::size_t kNamed = 5;  // differences that one incident spells out
 constexpr auto kSandboxesEvery = std::chrono::seconds(5);
 constexpr auto kFirewallEvery = std::chrono::seconds(10);
+constexpr auto kFirewallPause = std::chrono::milliseconds(250);
 
 template <class Address>
 bool same(const std::optional<Address>& a, const std::optional<Address>& b) {
@@ -591,6 +592,8 @@ struct Host::Impl {
       firewall = std::move(state);
       firewall_done = true;
       firewall_wake.notify_all();
+      // Somebody who changes those rules all the time does not keep us running iptables.
+      firewall_wake.wait_for(lock, kFirewallPause, [&] { return stopping; });
       firewall_wake.wait_for(lock, kFirewallEvery, [&] { return stopping || firewall_wanted; });
     }
   }
