@@ -18,3 +18,5 @@ execute_process(COMMAND gzip -9n ${texts} COMMAND_ERROR_IS_FATAL ANY)
 # Docker's command line finds its plugins there, by name.
 file(MAKE_DIRECTORY ${stage}/usr/libexec/docker/cli-plugins)
 file(CREATE_LINK ../../../bin/agentgate ${stage}/usr/libexec/docker/cli-plugins/docker-agentgate SYMBOLIC)
+# Whatever the umask is.
+execute_process(COMMAND find ${stage} -type d -exec chmod 755 {} + COMMAND_ERROR_IS_FATAL ANY)
