@@ -72,7 +72,7 @@ table ip far {{
   }}
 }}
 END
-systemd-run --quiet --unit=far-server ip netns exec far busybox nc -lk -p 80 -e cat
+systemd-run --quiet --unit=far-server ip netns exec far busybox nc -ll -p 80 -e busybox cat
 mkdir -p /root/image/bin /root/image/tmp
 cp /bin/busybox /root/image/bin
 for one in sh nc sleep wc echo touch test; do ln -s busybox /root/image/bin/$one; done
