@@ -173,7 +173,8 @@ class Package(unittest.TestCase):
         return json.loads(self.machine.run(f"agentgate --json check {container}", check=False).stdout)["outcome"]
 
     def rules(self):
-        return self.machine.out("nft -s -a list ruleset")
+        # While no daemon runs its tables have no owner.
+        return re.sub(r" progname \w+|\n\tflags (owner)?(?=\n)", "", self.machine.out("nft -s -a list ruleset"))
 
     def answered(self):
         return int(self.machine.out("docker exec a1 wc -c /tmp/flow").split()[0])
@@ -244,10 +245,19 @@ class Package(unittest.TestCase):
         run("agentgate health")
         incidents = json.loads(self.machine.out("agentgate --json status"))
         self.assertNotIn("closed", json.dumps(incidents.get("incidents", [])))
-        # A daemon that is not there, and one that cannot start, change nothing either.
+        # A daemon that is not there changes nothing either, nor one that cannot start.
         pid, before = self.pid(), self.answered()
         run("systemctl stop agentgated; dpkg -i /root/new.deb; systemctl start agentgated")
         self.assertNotEqual(self.pid(), pid)
+        self.still(before, rules)
+        run("echo AGENTGATE_LOG_LEVEL=nonsense >/etc/default/agentgated")
+        before = self.answered()
+        done = run("dpkg -i /root/new.deb")
+        self.assertIn("agentgated does not restart; closed ports stay closed", done.stderr)
+        self.assertEqual(self.installed(), f"installed {self.version}")
+        wait_for("an answer without the daemon", lambda: self.answered() > before, 10)
+        self.assertEqual(self.rules(), rules)
+        run("rm /etc/default/agentgated; systemctl restart agentgated")
         self.still(before, rules)
 
     def test_3_disabled_stays_disabled(self):
