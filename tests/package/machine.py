@@ -17,6 +17,17 @@ sys.path.insert(0, str(ROOT / "tests/lab"))
 from labhost import fetch  # noqa: E402
 
 
+PREFIX = "agentgate-package-"
+
+
+def sweep():
+    """Removes the roots of tests that were killed."""
+    for folder in pathlib.Path(tempfile.gettempdir()).glob(PREFIX + "[0-9]*-*"):
+        owner = folder.name[len(PREFIX):].split("-")[0]
+        if not pathlib.Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def tarball(suite, packages):
     """A Debian of that suite with these packages and what they need; made once."""
     packages = sorted(set(packages))
@@ -49,7 +60,8 @@ class Root:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, lambda sig, _: sys.exit(128 + sig))
         atexit.register(self.close)
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="agentgate-package-"))
+        sweep()
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self.path = self.folder / "root"
         self.path.mkdir()
         subprocess.run(["tar", "-C", self.path, "-xf", self.tar], check=True)
@@ -66,14 +78,15 @@ class Root:
 
     def chroot(self, script, binds=()):
         """Runs a shell script in the root, without any network; {folder: where} are mounted there."""
-        lines = ["set -e", "ip link set lo up", f"mount -t proc proc {self.path}/proc", f"mount --rbind /dev {self.path}/dev",
-                 f"mount -t tmpfs tmpfs {self.path}/tmp"]
+        lines = ["set -e", "ip link set lo up", f"mount -t proc proc {self.path}/proc",
+                 f"mount --rbind /dev {self.path}/dev", f"mount -t tmpfs tmpfs {self.path}/tmp"]
         for folder, where in dict(binds).items():
             lines += [f"mkdir -p {self.path}{where}", f"mount --bind {folder} {self.path}{where}"]
         lines += [f"exec chroot {self.path} /usr/bin/env -i HOME=/root LANG=C.UTF-8 "
                   "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash -euc \"$0\""]
-        subprocess.run(["unshare", "--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
-                        "bash", "-c", "\n".join(lines), script], check=True, stdin=subprocess.DEVNULL)
+        subprocess.run(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--propagation",
+                        "private", "--pid", "--fork", "--kill-child", "bash", "-c", "\n".join(lines), script],
+                       check=True, stdin=subprocess.DEVNULL)
 
 
 class Machine(Root):
@@ -91,8 +104,10 @@ class Machine(Root):
     def _boot(self):
         self.log = open(self.folder / "console", "wb")
         self.nspawn = subprocess.Popen(
-            ["systemd-nspawn", "--quiet", "--directory", self.path, "--machine", self.folder.name, "--register=no",
-             "--keep-unit", "--link-journal=no", "--resolv-conf=off", "--timezone=off", "--private-network",
+            # Its end is ordered even when this test is killed.
+            ["setpriv", "--pdeathsig", "TERM", "systemd-nspawn", "--quiet", "--directory", self.path,
+             "--machine", self.folder.name, "--register=no", "--keep-unit", "--link-journal=no", "--resolv-conf=off",
+             "--timezone=off", "--private-network",
              # Docker's own needs: sysctls, cgroups, keys and BPF.
              "--capability=all", "--system-call-filter=@keyring bpf", "--console=pipe", "--boot"],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
@@ -127,7 +142,8 @@ class Machine(Root):
         """A shell script in the machine."""
         done = subprocess.run(["nsenter", "-t", self.pid, "-a", "/usr/bin/env", "-i", "HOME=/root", "LANG=C.UTF-8",
                                "DEBIAN_FRONTEND=noninteractive",
-                               "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "bash", "-euc", script],
+                               "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                               "bash", "-euc", script],
                               capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
         if check and done.returncode != 0:
             raise AssertionError(f"{script}: exit {done.returncode}: {done.stdout}{done.stderr}")

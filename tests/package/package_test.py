@@ -114,7 +114,8 @@ def built(suite, folder):
     if on_this_machine(suite):
         done = subprocess.run([ROOT / "scripts/package"], check=True, capture_output=True, text=True)
         return ROOT / done.stdout.splitlines()[-1]
-    listed = subprocess.run(["sh", ROOT / "scripts/deps", "build", "--list"], check=True, capture_output=True, text=True)
+    listed = subprocess.run(["sh", ROOT / "scripts/deps", "build", "--list"], check=True, capture_output=True,
+                            text=True)
     tools = ["libgtest-dev", "dpkg-dev", "python3", "iproute2", "procps", "nftables", "ccache", "bash", "file"]
     cache = pathlib.Path(fetch.CACHE) / f"ccache-{suite}"
     cache.mkdir(exist_ok=True)
@@ -144,7 +145,7 @@ class Package(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="agentgate-package-")
+        folder = tempfile.TemporaryDirectory(prefix="agentgate-deb-")
         cls.addClassCleanup(folder.cleanup)
         if cls.deb is None:
             cls.deb = built(cls.suite, folder.name)
