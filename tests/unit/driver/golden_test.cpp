@@ -118,7 +118,7 @@ void expect_by_verb(const std::string& verb, const json& body, const http::Respo
   } else if (verb == "CreateNetwork") {
     ASSERT_EQ(endpoints.networks.size(), 1U);
     const NetworkRecord& network = endpoints.networks.begin()->second;
-    EXPECT_EQ(network.id.str(), body["NetworkID"]);
+    EXPECT_EQ(network.id.str(), body["NetworkID"].get<std::string>());
     const json v4 = body.value("IPv4Data", json::array());
     ASSERT_EQ(network.gateway4.has_value(), v4.is_array() && !v4.empty());
     if (network.gateway4) {
@@ -134,7 +134,7 @@ void expect_by_verb(const std::string& verb, const json& body, const http::Respo
     ASSERT_EQ(endpoints.endpoints.size(), 1U);
     const EndpointRecord& endpoint = endpoints.endpoints.begin()->second;
     const json& interface = body["Interface"];
-    EXPECT_EQ(endpoint.id.str(), body["EndpointID"]);
+    EXPECT_EQ(endpoint.id.str(), body["EndpointID"].get<std::string>());
     if (endpoint.address4) {
       EXPECT_EQ(
           interface["Address"].get<std::string>().rfind(endpoint.address4->to_string() + "/", 0),
