@@ -122,13 +122,13 @@ void expect_by_verb(const std::string& verb, const json& body, const http::Respo
     const json v4 = body.value("IPv4Data", json::array());
     ASSERT_EQ(network.gateway4.has_value(), v4.is_array() && !v4.empty());
     if (network.gateway4) {
-      EXPECT_EQ(network.gateway4->to_string(), v4[0]["Gateway"]);
-      EXPECT_EQ(network.gateway4->prefix().to_string(), v4[0]["Pool"]);
+      EXPECT_EQ(network.gateway4->to_string(), v4[0]["Gateway"].get<std::string>());
+      EXPECT_EQ(network.gateway4->prefix().to_string(), v4[0]["Pool"].get<std::string>());
     }
     const json v6 = body.value("IPv6Data", json::array());
     ASSERT_EQ(network.gateway6.has_value(), v6.is_array() && !v6.empty());
     if (network.gateway6) {
-      EXPECT_EQ(network.gateway6->to_string(), v6[0]["Gateway"]);
+      EXPECT_EQ(network.gateway6->to_string(), v6[0]["Gateway"].get<std::string>());
     }
   } else if (verb == "CreateEndpoint") {
     ASSERT_EQ(endpoints.endpoints.size(), 1U);
@@ -147,7 +147,8 @@ void expect_by_verb(const std::string& verb, const json& body, const http::Respo
     EXPECT_FALSE(got["Interface"].contains("Address"));
     EXPECT_FALSE(got["Interface"].contains("AddressIPv6"));
   } else if (verb == "Join") {
-    EXPECT_EQ(endpoints.endpoints.begin()->second.sandbox_key, body["SandboxKey"]);
+    EXPECT_EQ(endpoints.endpoints.begin()->second.sandbox_key,
+              body["SandboxKey"].get<std::string>());
     EXPECT_EQ(got["InterfaceName"]["DstPrefix"], "eth");
     EXPECT_LE(got["InterfaceName"]["SrcName"].get<std::string>().size(), 15U);
     EXPECT_EQ(got["Gateway"], "");
