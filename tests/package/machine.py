@@ -106,7 +106,7 @@ class Machine(Root):
         self.nspawn = subprocess.Popen(
             # Its end is ordered even when this test is killed.
             ["setpriv", "--pdeathsig", "TERM", "systemd-nspawn", "--quiet", "--directory", self.path,
-             "--machine", self.folder.name, "--register=no", "--keep-unit", "--link-journal=no", "--resolv-conf=off",
+             "--machine", f"agentgate-{os.getpid()}", "--register=no", "--keep-unit", "--link-journal=no", "--resolv-conf=off",
              "--timezone=off", "--private-network",
              # Docker's own needs: sysctls, cgroups, keys and BPF.
              "--capability=all", "--system-call-filter=@keyring bpf", "--console=pipe", "--boot"],
