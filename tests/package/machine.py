@@ -78,7 +78,9 @@ class Root:
 
     def chroot(self, script, binds=()):
         """Runs a shell script in the root, without any network; {folder: where} are mounted there."""
-        lines = ["set -e", "ip link set lo up", f"mount -t proc proc {self.path}/proc",
+        # The root is a mount of its own, since tests change how theirs propagates.
+        lines = ["set -e", "ip link set lo up", f"mount --bind {self.path} {self.path}",
+                 f"mount -t proc proc {self.path}/proc",
                  f"mount --rbind /dev {self.path}/dev", f"mount -t tmpfs tmpfs {self.path}/tmp"]
         for folder, where in dict(binds).items():
             lines += [f"mkdir -p {self.path}{where}", f"mount --bind {folder} {self.path}{where}"]

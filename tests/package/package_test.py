@@ -116,7 +116,8 @@ def built(suite, folder):
         return ROOT / done.stdout.splitlines()[-1]
     listed = subprocess.run(["sh", ROOT / "scripts/deps", "build", "--list"], check=True, capture_output=True,
                             text=True)
-    tools = ["libgtest-dev", "dpkg-dev", "python3", "iproute2", "procps", "nftables", "ccache", "bash", "file"]
+    tools = ["libgtest-dev", "dpkg-dev", "python3", "iproute2", "procps", "nftables", "tcpdump", "ccache", "bash",
+             "file"]
     cache = pathlib.Path(fetch.CACHE) / f"ccache-{suite}"
     cache.mkdir(exist_ok=True)
     epoch = os.environ.get("SOURCE_DATE_EPOCH") or str(int(time.time()))
