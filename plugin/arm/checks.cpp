@@ -127,7 +127,9 @@ class EngineFiles {
       if (folder.empty()) continue;
       path = folder;
       path.append("/").append(program);
-      if (auto fd = open_file(path)) return fd;
+      auto fd = open_file(path);
+      // The others are about that one file; the search goes on as execvp's would.
+      if (fd || fd.error().code == ENOSYS || fd.error().code == EPERM) return fd;
     }
     return fail("", "not in the engine's PATH", ENOENT);
   }

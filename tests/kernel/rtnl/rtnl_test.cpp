@@ -655,7 +655,7 @@ TEST_F(RtnlTest, LinkIsWhatIpSays) {
     const Link link = value(rtnl->link(name(text)));
     EXPECT_EQ(link.index, seen["ifindex"]);
     EXPECT_EQ(link.name.str(), text);
-    EXPECT_EQ(link.mac.to_string(), seen["address"]);
+    EXPECT_EQ(link.mac.to_string(), seen["address"].get<std::string>());
     EXPECT_EQ(link.mtu, seen["mtu"]);
     EXPECT_EQ(link.group, text == "lo" ? 0 : kGroup);
     EXPECT_EQ(link.kind, seen.contains("linkinfo")

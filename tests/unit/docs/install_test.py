@@ -16,6 +16,7 @@ BUILD = pathlib.Path(sys.argv[1]).resolve()
 FILES = {
     "opt/ag/bin/agentgate", "opt/ag/sbin/agentgated", "opt/ag/share/man/man1/agentgate.1",
     "opt/ag/share/man/man8/agentgated.8", "etc/systemd/system/agentgated.service",
+    "opt/ag/share/bash-completion/completions/agentgate",
 } | {f"opt/ag/share/agentgate/policies/{path.name}" for path in (ROOT / "packaging/policies").glob("*.json")}
 
 

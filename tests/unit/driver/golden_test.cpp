@@ -118,23 +118,23 @@ void expect_by_verb(const std::string& verb, const json& body, const http::Respo
   } else if (verb == "CreateNetwork") {
     ASSERT_EQ(endpoints.networks.size(), 1U);
     const NetworkRecord& network = endpoints.networks.begin()->second;
-    EXPECT_EQ(network.id.str(), body["NetworkID"]);
+    EXPECT_EQ(network.id.str(), body["NetworkID"].get<std::string>());
     const json v4 = body.value("IPv4Data", json::array());
     ASSERT_EQ(network.gateway4.has_value(), v4.is_array() && !v4.empty());
     if (network.gateway4) {
-      EXPECT_EQ(network.gateway4->to_string(), v4[0]["Gateway"]);
-      EXPECT_EQ(network.gateway4->prefix().to_string(), v4[0]["Pool"]);
+      EXPECT_EQ(network.gateway4->to_string(), v4[0]["Gateway"].get<std::string>());
+      EXPECT_EQ(network.gateway4->prefix().to_string(), v4[0]["Pool"].get<std::string>());
     }
     const json v6 = body.value("IPv6Data", json::array());
     ASSERT_EQ(network.gateway6.has_value(), v6.is_array() && !v6.empty());
     if (network.gateway6) {
-      EXPECT_EQ(network.gateway6->to_string(), v6[0]["Gateway"]);
+      EXPECT_EQ(network.gateway6->to_string(), v6[0]["Gateway"].get<std::string>());
     }
   } else if (verb == "CreateEndpoint") {
     ASSERT_EQ(endpoints.endpoints.size(), 1U);
     const EndpointRecord& endpoint = endpoints.endpoints.begin()->second;
     const json& interface = body["Interface"];
-    EXPECT_EQ(endpoint.id.str(), body["EndpointID"]);
+    EXPECT_EQ(endpoint.id.str(), body["EndpointID"].get<std::string>());
     if (endpoint.address4) {
       EXPECT_EQ(
           interface["Address"].get<std::string>().rfind(endpoint.address4->to_string() + "/", 0),
@@ -147,7 +147,8 @@ void expect_by_verb(const std::string& verb, const json& body, const http::Respo
     EXPECT_FALSE(got["Interface"].contains("Address"));
     EXPECT_FALSE(got["Interface"].contains("AddressIPv6"));
   } else if (verb == "Join") {
-    EXPECT_EQ(endpoints.endpoints.begin()->second.sandbox_key, body["SandboxKey"]);
+    EXPECT_EQ(endpoints.endpoints.begin()->second.sandbox_key,
+              body["SandboxKey"].get<std::string>());
     EXPECT_EQ(got["InterfaceName"]["DstPrefix"], "eth");
     EXPECT_LE(got["InterfaceName"]["SrcName"].get<std::string>().size(), 15U);
     EXPECT_EQ(got["Gateway"], "");
