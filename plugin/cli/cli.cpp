@@ -235,9 +235,8 @@ int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   auto* run_command =
       app.add_subcommand("run", "Create, start, pause, arm and unpause a container in one step");
   run_command->footer(
-      "All options of docker run may stand before IMAGE, too. Without --network the only "
-      "agentgate\n"
-      "network is taken. A container that is not released is removed.\n"
+      "All options of docker run may stand before IMAGE, too. If no network is named, the only\n"
+      "agentgate network is taken. A container that is not released is removed.\n"
       "Exit codes: the container's; 121 refused; 122 release undone; 124 the daemon cannot be\n"
       "reached; 125, 126, 127 as docker run.");
   run_command->set_help_flag("--help", "Print this help message and exit");  // -h is docker's

@@ -174,18 +174,17 @@ DockerFlags parse_docker_help(const std::string& help) {
   DockerFlags flags;
   std::istringstream lines(help);
   for (std::string line; std::getline(lines, line);) {
-    const std::size_t start = line.find_first_not_of(' ');
+    // The names stand in one column; a description goes on further to the right.
     const std::size_t dashes = line.find("--");
-    if (start == std::string::npos || start < 2 || dashes == std::string::npos) continue;
-    const bool has_short =
-        line[start] == '-' && dashes == start + 4 && line.compare(start + 2, 2, ", ") == 0;
-    if (dashes != start && !has_short) continue;
+    if (dashes != 6) continue;
+    const bool has_short = line[2] == '-' && line.compare(4, 2, ", ") == 0;
+    if (!has_short && line.find_first_not_of(' ') != dashes) continue;
     const std::size_t end = std::min(line.find(' ', dashes), line.size());
     const std::string name = line.substr(dashes + 2, end - dashes - 2);
     if (name.empty()) continue;
     const bool value = end + 1 < line.size() && line[end + 1] != ' ';
     if (!value) flags.without_value.insert(name);
-    if (has_short) flags.short_names[line[start + 1]] = name;
+    if (has_short) flags.short_names[line[3]] = name;
   }
   flags.without_value.insert("use-api-socket");  // hidden while experimental
   return flags;

@@ -18,6 +18,11 @@ BUNDLES = {
     "26.1": ("trixie", ["docker.io", "docker-cli", "containerd"]),
     "28.5": ("forky", ["docker.io", "docker-cli", "containerd"]),
     "runsc": ("bookworm-backports", ["runsc"]),
+    # Compose and Docker's SDK for Python, with what they import and a machine may not have.
+    "compose": ("bookworm", ["docker-compose", "python3-docker"] + ["python3-" + name for name in (
+        "attr", "certifi", "chardet", "charset-normalizer", "distro", "distutils", "docopt", "dockerpty",
+        "dotenv", "idna", "jsonschema", "pkg-resources", "pyrsistent", "requests", "six", "texttable",
+        "urllib3", "websocket", "yaml")]),
 }
 ENGINES = ["20.10", "26.1", "28.5"]
 # Kernels that scripts/vm boots, and the suite that has each as linux-image-cloud-amd64.
@@ -123,8 +128,16 @@ def kernel(name):
     return image, glob.glob(f"{target}/**/lib/modules/{release}", recursive=True)[0], release
 
 
+def compose():
+    """The program docker-compose, and the environment for it and for programs with Docker's SDK."""
+    packages = os.path.join(bundle("compose"), "usr/lib")
+    return (["/usr/bin/python3", "-B", os.path.join(bundle("compose"), "usr/bin/docker-compose")],
+            {"PYTHONPATH": f"{packages}/python3/dist-packages:{packages}/python3.11"})
+
+
 def fetch(engines=ENGINES):
     for name in engines:
         print(f"engine {name}: {bundle(name)}")
+    print(f"compose: {bundle('compose')}")
     print(f"runc: {os.path.join(bundle('20.10'), 'usr/sbin/runc')}")
     print(f"runsc: {runsc()}")
