@@ -305,8 +305,10 @@ class Run {
     Child::Options options;
     options.out = Child::Output::kInherit;
     options.err = Child::Output::kCapture;  // and written on: the client's own errors are there
-    options.group = Child::Group::kShared;  // it reads the terminal
     options.with_input = attaches_input();
+    // Only in our own group can it read the terminal; then it gets the terminal's signals as well.
+    shares_terminal_ = options.with_input && ::isatty(STDIN_FILENO) != 0;
+    if (shares_terminal_) options.group = Child::Group::kShared;
     attached_ = start(command, options);
     return attached_ ? 0 : kRunFailed;
   }
@@ -376,14 +378,48 @@ class Run {
   }
 
   // -- afterwards -------------------------------------------------------------------------------
-  // Signals that the terminal sent have reached the client as well.
+  // Signals go to the container by `docker kill`: of the clients, that of 28.5 ends on a signal
+  // while it stands in `start --attach`, and tells the container nothing.
   int stay_attached() {
+    int from_terminal = 0;
     for (;;) {
-      if (const auto ended = attached_->wait(&signals_, std::nullopt, true)) return ended->code;
+      if (const auto ended = attached_->wait(&signals_, std::nullopt, true)) {
+        while (const auto signal = signals_.next()) {
+          if (signal->from_terminal) from_terminal = signal->number;
+        }
+        if (shares_terminal_ && from_terminal != 0 && ended->code == 0 && attach_again()) {
+          hand_on(std::exchange(from_terminal, 0));
+          continue;
+        }
+        return ended->code;
+      }
       while (const auto signal = signals_.next()) {
-        if (!signal->from_terminal) attached_->kill(signal->number);
+        if (shares_terminal_ && signal->from_terminal) {
+          from_terminal = signal->number;  // the client has it, too
+        } else {
+          hand_on(signal->number);
+        }
       }
     }
+  }
+
+  void hand_on(int signal) { (void)docker_now({"kill", "--signal", std::to_string(signal), id_}); }
+
+  // After a client that ended though the container goes on.
+  bool attach_again() {
+    const auto seen =
+        docker_now({"inspect", "--type", "container", "--format", "{{.State.Running}}", id_});
+    if (!seen || seen->code != 0 || trimmed(seen->out) != "true") return false;
+    Child::Options options;
+    options.out = Child::Output::kInherit;
+    options.err = Child::Output::kCapture;
+    auto again = start({"attach", "--no-stdin", "--sig-proxy=false", id_}, options);
+    if (!again) return false;
+    attached_ = std::move(again);
+    shares_terminal_ = false;
+    // It does not say when it has attached; what the container says before would be lost.
+    ::usleep(500000);
+    return true;
   }
 
   void remove() {
@@ -436,6 +472,7 @@ class Run {
   std::string network_;  // chosen by us
   std::string token_, id_;
   std::optional<Child> attached_;
+  bool shares_terminal_ = false;  // `attached_` is in our process group
 };
 
 }  // namespace

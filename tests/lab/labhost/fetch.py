@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Gets engines, gVisor and kernels from Debian's archive into a cache, without installing them.
+"""Gets engines, gVisor, Compose and kernels from Debian's archive into a cache, without installing them.
 
 Every engine is unpacked with dpkg -x into the cache; the machine's own packages, services and apt
 state stay as they are. The archive's address is the machine's own (apt-get indextargets).

@@ -38,6 +38,11 @@ CHANGES = [
     ("README.md", "(docs/policy.md)", "(docs/policies.md)", ["link docs/policies.md leads nowhere"]),
     ("CONTRIBUTING.md", "`plugin/engine/engine.h`", "`plugin/engine/motor.h`", ["path plugin/engine/motor.h"]),
     ("CONTRIBUTING.md", "--preset debug &&", "--preset debugging &&", ["preset debugging does not exist"]),
+    ("docs/run.md", "| 122 |", "| 123 |", ["exit code 122 is missing", "exit code 123 does not exist"]),
+    ("docs/run.md", "docker agentgate run", "docker agentgate start", ["command start does not exist"]),
+    ("plugin/cli/run.h", "kRunUndone = 122", "kRunUndone = 123", ["docs/run.md: exit code 123 is missing",
+                                                                  "agentgate run --help: exit code 123 is missing"]),
+    ("packaging/man/agentgate.1", ".B 124\n", ".B 123\n", ["exit code 124 is missing"]),
     ("docs/threat-model.md", "`LayerOneAlone`", "`LayerNineAlone`", ["test LayerNineAlone does not exist"]),
 ]
 
