@@ -78,17 +78,17 @@ Signals::~Signals() {
   (void)::pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
 }
 
-std::optional<Signal> Signals::next() {
+std::optional<int> Signals::next() {
   signalfd_siginfo info{};
   if (::read(fd_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-    return Signal{static_cast<int>(info.ssi_signo), info.ssi_code == SI_KERNEL};
+    return static_cast<int>(info.ssi_signo);
   }
   if (stop_.valid()) {
     char byte = 0;
     const ssize_t got = ::read(stop_.get(), &byte, 1);
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
       stop_.reset();
-      return Signal{SIGTERM, false};
+      return SIGTERM;
     }
   }
   return std::nullopt;
@@ -98,8 +98,10 @@ Child::Child(Child&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       own_group_(other.own_group_),
       pidfd_(std::move(other.pidfd_)),
+      in_(std::move(other.in_)),
       out_(std::move(other.out_)),
       err_(std::move(other.err_)),
+      in_text_(std::move(other.in_text_)),
       out_text_(std::move(other.out_text_)),
       err_text_(std::move(other.err_text_)) {}
 
@@ -107,8 +109,10 @@ Child& Child::operator=(Child&& other) noexcept {
   std::swap(pid_, other.pid_);
   std::swap(own_group_, other.own_group_);
   std::swap(pidfd_, other.pidfd_);
+  std::swap(in_, other.in_);
   std::swap(out_, other.out_);
   std::swap(err_, other.err_);
+  in_text_.swap(other.in_text_);
   out_text_.swap(other.out_text_);
   err_text_.swap(other.err_text_);
   return *this;
@@ -143,8 +147,17 @@ Result<Child> Child::start(const std::vector<std::string>& argv, const Options& 
     return posix_spawn_file_actions_adddup2(&actions, far.get(), number) == 0;
   };
   bool good = true;
-  if (!options.with_input) {
+  UniqueFd in_far;
+  if (options.input == Input::kNone) {
     good = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0) == 0;
+  } else if (options.input == Input::kPump) {
+    std::array<int, 2> ends{};  // sockets: writing to one that is gone raises no SIGPIPE
+    good = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0;
+    if (good) {
+      child.in_ = UniqueFd(ends[0]);
+      in_far = UniqueFd(ends[1]);
+      good = posix_spawn_file_actions_adddup2(&actions, in_far.get(), 0) == 0;
+    }
   }
   if (options.out == Output::kCapture) good = capture(1, child.out_, out_far) && good;
   if (options.err == Output::kCapture) good = capture(2, child.err_, err_far) && good;
@@ -165,6 +178,28 @@ Result<Child> Child::start(const std::vector<std::string>& argv, const Options& 
   child.pidfd_ = UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, child.pid_, 0)));
   if (!child.pidfd_.valid()) return fail_errno("run " + argv[0], "pidfd_open");
   return child;
+}
+
+void Child::pump(short our_input, short its_input) {
+  if (our_input != 0) {
+    std::array<char, 4096> buffer{};
+    const ssize_t got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (got <= 0) {
+      in_.reset();  // the end: the child sees it as well
+      return;
+    }
+    in_text_.assign(buffer.data(), static_cast<std::size_t>(got));
+  } else if (its_input == 0) {
+    return;
+  }
+  const ssize_t sent =
+      ::send(in_.get(), in_text_.data(), in_text_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent >= 0) {
+    in_text_.erase(0, static_cast<std::size_t>(sent));
+  } else if (errno != EAGAIN && errno != EINTR) {
+    in_.reset();
+  }
 }
 
 void Child::read_from(UniqueFd& fd, std::string& text, bool tee) {
@@ -195,11 +230,15 @@ std::optional<Exit> Child::wait(const Signals* signals,
                                 std::optional<std::chrono::milliseconds> limit, bool tee_err) {
   const auto end = Clock::now() + limit.value_or(std::chrono::milliseconds(0));
   for (;;) {
-    std::array<pollfd, 5> fds{{{pidfd_.get(), POLLIN, 0},
+    // Our input is read only when all of it that was read has been handed on.
+    const bool hungry = in_.valid() && in_text_.empty();
+    std::array<pollfd, 7> fds{{{pidfd_.get(), POLLIN, 0},
                                {out_.get(), POLLIN, 0},
                                {err_.get(), POLLIN, 0},
                                {signals != nullptr ? signals->fd() : -1, POLLIN, 0},
-                               {signals != nullptr ? signals->stop_fd() : -1, POLLIN, 0}}};
+                               {signals != nullptr ? signals->stop_fd() : -1, POLLIN, 0},
+                               {hungry ? STDIN_FILENO : -1, POLLIN, 0},
+                               {in_text_.empty() ? -1 : in_.get(), POLLOUT, 0}}};
     int timeout = -1;
     if (limit) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
@@ -215,6 +254,7 @@ std::optional<Exit> Child::wait(const Signals* signals,
       read_from(err_, err_text_, tee_err);
       return reap();
     }
+    pump(fds[5].revents, fds[6].revents);
     if (fds[3].revents != 0 || fds[4].revents != 0) return std::nullopt;
     if (ready == 0 && limit) return std::nullopt;
   }

@@ -3,7 +3,7 @@
 // Child processes of the command line, and the signals meanwhile.
 //
 // A Signals object blocks the signals that would end or must reach somebody, and gives them to
-// the program in order, with who sent them. Children get the mask that was before. Also counts as
+// the program in order. Children get the mask that was before. Also counts as
 // a signal: the end of the socket by which Docker's client tells a plugin to stop.
 // Threading: one thread; make one Signals at a time.
 #pragma once
@@ -21,12 +21,6 @@
 
 namespace agentgate::cli {
 
-struct Signal {
-  int number = 0;
-  // The terminal's driver sends to the whole foreground group: a child there has it already.
-  bool from_terminal = false;
-};
-
 class Signals {
  public:
   // `stop_socket`: DOCKER_CLI_PLUGIN_SOCKET, or empty.
@@ -39,7 +33,7 @@ class Signals {
   [[nodiscard]] int stop_fd() const { return stop_.get(); }  // -1: none, or it has ended
   [[nodiscard]] const sigset_t& previous_mask() const { return previous_; }
   // The next one that is there, without waiting.
-  std::optional<Signal> next();
+  std::optional<int> next();
 
  private:
   sigset_t previous_{};
@@ -54,13 +48,16 @@ struct Exit {
 class Child {
  public:
   enum class Output { kInherit, kCapture };
+  enum class Input { kNone, kInherit, kPump };
   // In a group of its own the terminal's signals do not reach it.
   enum class Group { kOwn, kShared };
   struct Options {
     Output out = Output::kCapture;
     Output err = Output::kInherit;
     Group group = Group::kOwn;
-    bool with_input = false;  // else /dev/null
+    // kPump: our input is read and handed on while wait() runs. A child in a group of its own
+    // cannot read the terminal itself.
+    Input input = Input::kNone;
   };
 
   static Result<Child> start(const std::vector<std::string>& argv, const Options& options,
@@ -82,13 +79,14 @@ class Child {
 
  private:
   Child() = default;
+  void pump(short our_input, short its_input);
   void read_from(netdriver::UniqueFd& fd, std::string& text, bool tee);
   Exit reap();
 
   pid_t pid_ = -1;
   bool own_group_ = true;
-  netdriver::UniqueFd pidfd_, out_, err_;
-  std::string out_text_, err_text_;
+  netdriver::UniqueFd pidfd_, in_, out_, err_;
+  std::string in_text_, out_text_, err_text_;  // in_text_: read, and not yet written
 };
 
 }  // namespace agentgate::cli

@@ -152,7 +152,7 @@ class Run {
   // Whether a signal came that ends us.
   bool interrupted() {
     while (const auto signal = signals_.next()) {
-      if (ends_us(signal->number) && interrupted_ == 0) interrupted_ = signal->number;
+      if (ends_us(*signal) && interrupted_ == 0) interrupted_ = *signal;
     }
     return interrupted_ != 0;
   }
@@ -305,10 +305,11 @@ class Run {
     Child::Options options;
     options.out = Child::Output::kInherit;
     options.err = Child::Output::kCapture;  // and written on: the client's own errors are there
-    options.with_input = attaches_input();
-    // Only in our own group can it read the terminal; then it gets the terminal's signals as well.
-    shares_terminal_ = options.with_input && ::isatty(STDIN_FILENO) != 0;
-    if (shares_terminal_) options.group = Child::Group::kShared;
+    if (attaches_input()) {
+      const bool terminal = ::isatty(STDIN_FILENO) != 0;
+      options.input = terminal && !arguments_.tty ? Child::Input::kPump : Child::Input::kInherit;
+      if (arguments_.tty) options.group = Child::Group::kShared;  // it reads the terminal itself
+    }
     attached_ = start(command, options);
     return attached_ ? 0 : kRunFailed;
   }
@@ -378,48 +379,16 @@ class Run {
   }
 
   // -- afterwards -------------------------------------------------------------------------------
-  // Signals go to the container by `docker kill`: of the clients, that of 28.5 ends on a signal
-  // while it stands in `start --attach`, and tells the container nothing.
+  // Signals go to the container by `docker kill`, and the client stands in a group of its own where
+  // the terminal's do not reach it: that of 28.5 ends on a signal while it is in `start --attach`.
+  // Only with a terminal in raw mode, which makes no signals, it is in our group.
   int stay_attached() {
-    int from_terminal = 0;
     for (;;) {
-      if (const auto ended = attached_->wait(&signals_, std::nullopt, true)) {
-        while (const auto signal = signals_.next()) {
-          if (signal->from_terminal) from_terminal = signal->number;
-        }
-        if (shares_terminal_ && from_terminal != 0 && ended->code == 0 && attach_again()) {
-          hand_on(std::exchange(from_terminal, 0));
-          continue;
-        }
-        return ended->code;
-      }
+      if (const auto ended = attached_->wait(&signals_, std::nullopt, true)) return ended->code;
       while (const auto signal = signals_.next()) {
-        if (shares_terminal_ && signal->from_terminal) {
-          from_terminal = signal->number;  // the client has it, too
-        } else {
-          hand_on(signal->number);
-        }
+        (void)docker_now({"kill", "--signal", std::to_string(*signal), id_});
       }
     }
-  }
-
-  void hand_on(int signal) { (void)docker_now({"kill", "--signal", std::to_string(signal), id_}); }
-
-  // After a client that ended though the container goes on.
-  bool attach_again() {
-    const auto seen =
-        docker_now({"inspect", "--type", "container", "--format", "{{.State.Running}}", id_});
-    if (!seen || seen->code != 0 || trimmed(seen->out) != "true") return false;
-    Child::Options options;
-    options.out = Child::Output::kInherit;
-    options.err = Child::Output::kCapture;
-    auto again = start({"attach", "--no-stdin", "--sig-proxy=false", id_}, options);
-    if (!again) return false;
-    attached_ = std::move(again);
-    shares_terminal_ = false;
-    // It does not say when it has attached; what the container says before would be lost.
-    ::usleep(500000);
-    return true;
   }
 
   void remove() {
@@ -472,7 +441,6 @@ class Run {
   std::string network_;  // chosen by us
   std::string token_, id_;
   std::optional<Child> attached_;
-  bool shares_terminal_ = false;  // `attached_` is in our process group
 };
 
 }  // namespace

@@ -90,12 +90,13 @@ class DockerCli(Case):
         self.nothing_left()
 
     def test_a_terminal(self):
-        code, seen = self.in_terminal("-it", "test -t 0 && test -t 1 && echo terminal; read line; echo got-$line; exit 3",
-                                      b"word\n")
-        self.assertEqual(code, 3, seen)
-        self.assertIn("terminal", seen)
-        self.assertIn("got-word", seen)
-        self.nothing_left()
+        for mode, test in (("-it", "test -t 0"), ("-i", "! test -t 0")):
+            code, seen = self.in_terminal(mode, test + " && echo as-it-should; read line; echo got-$line; exit 3",
+                                          b"word\n")
+            self.assertEqual(code, 3, seen)
+            self.assertIn("as-it-should", seen)
+            self.assertIn("got-word", seen)
+            self.nothing_left()
 
     def test_control_c_in_a_terminal(self):
         # With -t it is a byte for the container's own terminal; without, a signal for all of us.

@@ -176,7 +176,7 @@ TEST_F(RunTest, ForegroundHasTheContainersOutputAndExitCode) {
   // The first tries to pause it may come before the start.
   const std::string order = verbs();
   EXPECT_EQ(order.substr(0, 33), "run health create inspect network");
-  EXPECT_EQ(order.substr(order.size() - 23), " start pause arm unpause");
+  EXPECT_EQ(order.substr(order.size() - 23), "start pause arm unpause");
   EXPECT_TRUE(called("create --label agentgate.run=TOKEN --network x") == false);
   EXPECT_TRUE(called("create --label agentgate.run=TOKEN --rm --network x img\n"));
   EXPECT_TRUE(called("start --attach " + std::string(kId)));
