@@ -129,6 +129,7 @@ Result<Child> Child::start(const std::vector<std::string>& argv, const Options& 
   Child child;
   child.own_group_ = options.group == Group::kOwn;
   std::vector<char*> words;
+  words.reserve(argv.size() + 1);
   for (const auto& word : argv) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
 

@@ -264,10 +264,9 @@ class Run {
 
   // On another network than ours it would not be closed from the start.
   int check_networks() {
-    const auto seen = docker({"inspect", "--type", "container", "--format",
-                              "{{range $name, $_ := .NetworkSettings.Networks}}{{println $name}}"
-                              "{{end}}",
-                              id_});
+    const std::string format =
+        "{{range $name, $_ := .NetworkSettings.Networks}}{{println $name}}{{end}}";
+    const auto seen = docker({"inspect", "--type", "container", "--format", format, id_});
     if (!seen) return kRunFailed;
     if (seen->code != 0) return say(kRunFailed, trimmed(seen->err));
     const Words names = lines_of(seen->out);
@@ -287,12 +286,12 @@ class Run {
                      "started");
   }
 
+  // Not waited for: the sooner the pause is asked for, the shorter the container runs before it.
   int start_detached() {
-    const auto started = docker({"start", id_});
-    if (!started) return kRunFailed;
-    if (started->code == 0) return 0;
-    err_ << started->err;
-    return exit_of_start_error(started->err);
+    Child::Options options;
+    options.err = Child::Output::kCapture;
+    client_ = start({"start", id_}, options);
+    return client_ ? 0 : kRunFailed;
   }
 
   int start_attached() {
@@ -310,27 +309,22 @@ class Run {
       options.input = terminal && !arguments_.tty ? Child::Input::kPump : Child::Input::kInherit;
       if (arguments_.tty) options.group = Child::Group::kShared;  // it reads the terminal itself
     }
-    attached_ = start(command, options);
-    return attached_ ? 0 : kRunFailed;
+    client_ = start(command, options);
+    return client_ ? 0 : kRunFailed;
   }
 
   int pause() {
     const auto end = Clock::now() + arguments_.wait_ready.value_or(kStartLimit);
     for (;;) {
+      const bool started = !client_;  // before this try
       const auto paused = docker({"pause", id_});
       if (!paused) return kRunFailed;
-      if (paused->code == 0) return 0;
-      if (attached_) {
-        if (const auto ended = attached_->wait(nullptr, milliseconds(0), true)) {
-          const std::string said = attached_->err();
-          attached_.reset();
-          if (ended->code == 1 && contains(said, "Error response from daemon")) {
-            return exit_of_start_error(said);
-          }
-          return ended_early(std::to_string(ended->code));
-        }
-      } else if (contains(paused->err, "is not running") ||
-                 contains(paused->err, "No such container")) {
+      if (paused->code == 0) break;
+      if (client_) {
+        if (const int code = look_after_client(); code != 0) return code;
+      }
+      if (started &&
+          (contains(paused->err, "is not running") || contains(paused->err, "No such container"))) {
         return ended_early(exit_code_by_inspect());
       }
       if (Clock::now() >= end) {
@@ -338,12 +332,35 @@ class Run {
       }
       if (!rest(milliseconds(10))) return kRunFailed;
     }
+    if (arguments_.detach && client_) {
+      if (!client_->wait(nullptr, kCleanUpLimit)) client_->end();
+      client_.reset();
+    }
+    return 0;
+  }
+
+  // Of a client that has ended: why there is nothing to pause. With -d it ends when the container
+  // has started, which is no failure.
+  int look_after_client() {
+    const auto ended = client_->wait(nullptr, milliseconds(0), !arguments_.detach);
+    if (!ended) return 0;
+    const std::string said = client_->err();
+    client_.reset();
+    if (arguments_.detach) {
+      if (ended->code == 0) return 0;
+      err_ << said;
+      return exit_of_start_error(said);
+    }
+    if (ended->code == 1 && contains(said, "Error response from daemon")) {
+      return exit_of_start_error(said);
+    }
+    return ended_early(std::to_string(ended->code));
   }
 
   std::string exit_code_by_inspect() {
     const auto seen =
         docker_now({"inspect", "--type", "container", "--format", "{{.State.ExitCode}}", id_});
-    const std::string code = seen && seen->code == 0 ? trimmed(seen->out) : "unknown";
+    std::string code = seen && seen->code == 0 ? trimmed(seen->out) : "unknown";
     const auto logs = docker_now({"logs", "--tail", "20", id_});
     if (logs && logs->code == 0) err_ << logs->out << logs->err;
     return code;
@@ -384,7 +401,7 @@ class Run {
   // Only with a terminal in raw mode, which makes no signals, it is in our group.
   int stay_attached() {
     for (;;) {
-      if (const auto ended = attached_->wait(&signals_, std::nullopt, true)) return ended->code;
+      if (const auto ended = client_->wait(&signals_, std::nullopt, true)) return ended->code;
       while (const auto signal = signals_.next()) {
         (void)docker_now({"kill", "--signal", std::to_string(*signal), id_});
       }
@@ -406,7 +423,7 @@ class Run {
       remove_cidfile();
     }
     // The terminal is as it was only when the client has gone.
-    if (attached_ && !attached_->wait(nullptr, milliseconds(10000), true)) attached_->end();
+    if (client_ && !client_->wait(nullptr, milliseconds(10000), true)) client_->end();
     if (removed) say(0, "the container was removed");
   }
 
@@ -440,7 +457,7 @@ class Run {
   int interrupted_ = 0;  // the signal
   std::string network_;  // chosen by us
   std::string token_, id_;
-  std::optional<Child> attached_;
+  std::optional<Child> client_;  // `docker start`
 };
 
 }  // namespace

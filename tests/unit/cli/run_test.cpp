@@ -157,12 +157,12 @@ class RunTest : public testing::Test {
   std::string child_out_, child_err_;
 };
 
-constexpr const char* kToTheArm = "run health network create inspect network start pause arm";
-
 TEST_F(RunTest, DetachedPrintsTheId) {
   EXPECT_EQ(run({"-d", "--name", "a1", "--policy", "web", "img", "cmd", "-d"}), 0) << err_.str();
   EXPECT_EQ(out_.str(), std::string(kId) + "\n");
-  EXPECT_EQ(verbs(), std::string(kToTheArm) + " unpause");
+  const std::string order = verbs();  // the first tries to pause it may come before the start
+  EXPECT_EQ(order.substr(0, 41), "run health network create inspect network");
+  EXPECT_EQ(order.substr(order.size() - 23), "start pause arm unpause");
   EXPECT_TRUE(called("create --label agentgate.run=TOKEN --network agents --name a1 img cmd -d\n"));
   EXPECT_TRUE(called("arm {\"container\":\"" + std::string(kId) + "\",\"policy\":\"web\"}"));
   EXPECT_TRUE(called("start " + std::string(kId) + "\n"));
@@ -374,7 +374,7 @@ TEST_F(RunTest, ASignalInEachStepLeavesNothing) {
   const std::pair<const char*, const char*> steps[] = {
       {"create", "do_create() { sleep 20; }\ndo_ps() { echo $ID; }\n"},
       {"inspect", "do_inspect() { sleep 20; }\n"},
-      {"start", "do_start() { touch running; sleep 20; }\n"},
+      {"start", "do_start() { sleep 20; }\n"},
       {"pause", "do_pause() { sleep 20; }\n"},
       {"unpause", "do_unpause() { sleep 20; }\n"}};
   for (const auto& [step, text] : steps) {
