@@ -412,10 +412,16 @@ class Run {
     if (id_.empty() && !token_.empty()) find_by_label();
     bool removed = false;
     if (!id_.empty()) {
-      const auto answer = docker_now({"rm", "--force", "--volumes", id_});
-      const std::string said = answer ? answer->err : "";
-      removed = answer && (answer->code == 0 || contains(said, "No such container") ||
-                           contains(said, "is already in progress"));
+      std::string said;
+      // On a busy host the engine may miss that a paused runsc has died ("is zombie and can not be
+      // killed"), and learns it a moment later.
+      for (int tries = 0; tries < 3 && !removed; ++tries) {
+        if (tries > 0) ::usleep(700000);
+        const auto answer = docker_now({"rm", "--force", "--volumes", id_});
+        said = answer ? answer->err : "";
+        removed = answer && (answer->code == 0 || contains(said, "No such container") ||
+                             contains(said, "is already in progress"));
+      }
       if (!removed) {
         say(0, "the container is still closed, but could not be removed: " + trimmed(said) +
                    "; remove it: docker rm -f " + id_);
