@@ -4,15 +4,19 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "plugin/cli/plugin_call.h"
 #include "plugin/cli/render.h"
+#include "plugin/cli/run.h"
 #include "plugin/http/client.h"
 #include "plugin/policy/policy.h"
 
@@ -150,6 +154,52 @@ int list_policies(const Settings& settings, std::ostream& out, std::ostream& err
   return worst;
 }
 
+// Where "run" stands among the words, if it is the command: all that follows is Docker's.
+std::size_t find_run(const std::vector<std::string>& words) {
+  for (std::size_t at = 0; at < words.size(); ++at) {
+    if (words[at] == "run") return at;
+    if (words[at] == "--socket" || words[at] == "--timeout")
+      ++at;
+    else if (words[at].empty() || words[at][0] != '-')
+      break;
+  }
+  return words.size();
+}
+
+// Docker's client asks as cobra's completion does: one word on each line with what it means, then
+// how to go on; 4: with no file names.
+int complete(const CLI::App& app, const std::vector<std::string>& words, std::ostream& out) {
+  const CLI::App* at = &app;
+  for (std::size_t i = 0; i + 1 < words.size(); ++i) {
+    for (const CLI::App* below : at->get_subcommands({})) {
+      if (below->get_name() == words[i]) {
+        at = below;
+        break;
+      }
+    }
+  }
+  const std::string begun = words.empty() ? std::string() : words.back();
+  const auto offer = [&](const std::string& word, const std::string& meaning) {
+    if (word.rfind(begun, 0) == 0) out << word << "\t" << meaning << "\n";
+  };
+  if (begun.empty() || begun[0] != '-') {
+    for (const CLI::App* below : at->get_subcommands({})) {
+      offer(below->get_name(), below->get_description());
+    }
+  } else {
+    for (const CLI::Option* option : at->get_options()) {
+      for (const auto& name : option->get_lnames()) offer("--" + name, option->get_description());
+    }
+  }
+  out << ":4\n";
+  return 0;
+}
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? std::string() : value;
+}
+
 }  // namespace
 
 int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
@@ -158,9 +208,15 @@ int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   std::vector<std::string> files;
   std::string policy;
   bool all = false;
+  const PluginCall call =
+      understand_call({argv, argv + argc}, variable("DOCKER_CLI_PLUGIN_ORIGINAL_CLI_COMMAND"));
+  if (call.kind == PluginCall::Kind::kMetadata) {
+    out << plugin_metadata() << "\n";
+    return 0;
+  }
 
   CLI::App app{"Verifies containers on agentgate networks and releases what their policy allows.",
-               "agentgate"};
+               call.name};
   app.require_subcommand(1);
   app.fallthrough();
   app.add_flag("--json", settings.as_json, "Print the answer as JSON, one line for each");
@@ -174,6 +230,22 @@ int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
       "Exit codes: 0 done; 1 refused, still closed; 2 release undone, closed again;\n"
       "3 check found an inconsistent port; 4 the daemon cannot be reached; 64 usage.");
 
+  std::string wait_ready;
+  std::vector<std::string> image;
+  auto* run_command =
+      app.add_subcommand("run", "Create, start, pause, arm and unpause a container in one step");
+  run_command->footer(
+      "All options of docker run may stand before IMAGE, too. If no network is named, the only\n"
+      "agentgate network is taken. A container that is not released is removed.\n"
+      "Exit codes: the container's; 121 refused; 122 release undone; 124 the daemon cannot be\n"
+      "reached; 125, 126, 127 as docker run.");
+  run_command->set_help_flag("--help", "Print this help message and exit");  // -h is docker's
+  // For the help alone: what follows "run" is parsed in run_arguments.cpp.
+  run_command->add_option("--policy", policy, "Policy, instead of the endpoint's or network's");
+  run_command->add_option(
+      "--wait-ready", wait_ready,
+      "How long to wait for the daemon, and for the container to run (30s, 2m)");
+  run_command->add_option("IMAGE", image, "The image, then the command and its arguments");
   auto* arm = app.add_subcommand("arm", "Verify paused containers and release them");
   arm->add_option("NAME", containers, "Names or ids, one after the other")->required();
   arm->add_option("--policy", policy, "Policy, instead of the endpoint's or network's");
@@ -198,12 +270,37 @@ int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
       ->envname("AGENTGATE_POLICY_DIRECTORY")
       ->capture_default_str();
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error, out, err) == 0 ? 0 : kExitUsage;
-  }
+  if (call.kind == PluginCall::Kind::kComplete) return complete(app, call.arguments, out);
+  // What follows "run" is parsed elsewhere.
+  const std::size_t run_at = find_run(call.arguments);
+  const std::vector<std::string> run_words(
+      call.arguments.begin() +
+          static_cast<std::ptrdiff_t>(std::min(run_at + 1, call.arguments.size())),
+      call.arguments.end());
+  const auto parse = [&](std::vector<std::string> words) {
+    std::reverse(words.begin(), words.end());  // as CLI11 wants it
+    try {
+      app.parse(std::move(words));
+    } catch (const CLI::ParseError& error) {
+      return std::optional<int>(app.exit(error, out, err) == 0 ? 0 : kExitUsage);
+    }
+    return std::optional<int>();
+  };
+  const bool help_alone = !run_words.empty() && run_words.front() == "--help";
+  std::vector<std::string> ours(
+      call.arguments.begin(),
+      call.arguments.end() - static_cast<std::ptrdiff_t>(help_alone ? 0 : run_words.size()));
+  if (const auto done = parse(ours)) return *done;
 
+  if (*run_command) {
+    const RunContext context{call.docker, settings.socket,
+                             std::chrono::milliseconds(static_cast<long>(settings.timeout * 1000)),
+                             settings.as_json, variable("DOCKER_CLI_PLUGIN_SOCKET")};
+    const int code = run_container(context, run_words, out, err);
+    if (code != kRunHelp) return code;
+    ours.emplace_back("--help");
+    return parse(ours).value_or(0);
+  }
   Session session(settings, out, err);
   // The worst of several; a daemon that is gone is not asked again.
   const auto for_each_container = [&](const std::string& path) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Gets engines, gVisor and kernels from Debian's archive into a cache, without installing them.
+"""Gets engines, gVisor, Compose and kernels from Debian's archive into a cache, without installing them.
 
 Every engine is unpacked with dpkg -x into the cache; the machine's own packages, services and apt
 state stay as they are. The archive's address is the machine's own (apt-get indextargets).
@@ -21,6 +21,11 @@ BUNDLES = {
     "firewalld": ("bookworm", ["firewalld", "python3-firewall", "python3-nftables", "python3-dbus", "python3-gi",
                                "gir1.2-glib-2.0", "libgirepository-1.0-1", "dbus-daemon", "dbus-bin",
                                "libdbus-1-3", "libapparmor1"]),
+    # Compose and Docker's SDK for Python, with what they import and a machine may not have.
+    "compose": ("bookworm", ["docker-compose", "python3-docker"] + ["python3-" + name for name in (
+        "attr", "certifi", "chardet", "charset-normalizer", "distro", "distutils", "docopt", "dockerpty",
+        "dotenv", "idna", "jsonschema", "pkg-resources", "pyrsistent", "requests", "six", "texttable",
+        "urllib3", "websocket", "yaml")]),
 }
 ENGINES = ["20.10", "26.1", "28.5"]
 # Kernels that scripts/vm boots, and the suite that has each as linux-image-cloud-amd64.
@@ -126,8 +131,16 @@ def kernel(name):
     return image, glob.glob(f"{target}/**/lib/modules/{release}", recursive=True)[0], release
 
 
+def compose():
+    """The program docker-compose, and the environment for it and for programs with Docker's SDK."""
+    packages = os.path.join(bundle("compose"), "usr/lib")
+    return (["/usr/bin/python3", "-B", os.path.join(bundle("compose"), "usr/bin/docker-compose")],
+            {"PYTHONPATH": f"{packages}/python3/dist-packages:{packages}/python3.11"})
+
+
 def fetch(engines=ENGINES):
     for name in engines:
         print(f"engine {name}: {bundle(name)}")
+    print(f"compose: {bundle('compose')}")
     print(f"runc: {os.path.join(bundle('20.10'), 'usr/sbin/runc')}")
     print(f"runsc: {runsc()}")

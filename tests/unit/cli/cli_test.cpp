@@ -198,6 +198,38 @@ TEST_F(CliTest, UsageIsSixtyFour) {
   EXPECT_HAS(out_.str(), "Exit codes");
 }
 
+TEST_F(CliTest, HelpIsDockersWhereDockerCalls) {
+  for (const auto& [program, usage] : {std::pair{"agentgate", "Usage: agentgate"},
+                                       std::pair{"docker-agentgate", "Usage: docker agentgate"}}) {
+    for (const char* command : {"arm", "run"}) {
+      const char* const argv[] = {program, command, "--help"};
+      out_.str("");
+      EXPECT_EQ(cli::run(3, argv, out_, err_), 0);
+      EXPECT_HAS(out_.str(), std::string(usage) + " " + command);
+    }
+  }
+}
+
+TEST_F(CliTest, CompletionForDocker) {
+  const auto complete = [&](std::vector<const char*> words) {
+    words.insert(words.begin(), {"docker-agentgate", "__complete", "agentgate"});
+    out_.str("");
+    EXPECT_EQ(cli::run(static_cast<int>(words.size()), words.data(), out_, err_), 0);
+    return out_.str();
+  };
+  EXPECT_EQ(complete({"disa"}), "disarm\tClose containers again; their live flows are cut\n:4\n");
+  EXPECT_HAS(complete({""}), "run\t");
+  EXPECT_HAS(complete({"policy", ""}), "list\t");
+  EXPECT_HAS(complete({"run", "--p"}), "--policy\t");
+  EXPECT_EQ(complete({"arm", "a"}), ":4\n");
+}
+
+TEST_F(CliTest, MetadataForDocker) {
+  const char* const argv[] = {"docker-agentgate", "docker-cli-plugin-metadata"};
+  EXPECT_EQ(cli::run(2, argv, out_, err_), 0);
+  EXPECT_EQ(json::parse(out_.str())["SchemaVersion"], "0.1.0");
+}
+
 TEST_F(CliTest, RefreshAsksForOneOrAll) {
   serve([](const http::Request&) {
     return http::Response{200, R"({"version":1,"operation":"refresh","exit":1,"policies":[
@@ -287,7 +319,7 @@ std::string read_document(const std::string& path) {
   std::ifstream stream(path);
   std::string out;
   for (std::string line; std::getline(stream, line);) {
-    if (line.rfind("docker ", 0) == 0) continue;
+    if (line.rfind("docker ", 0) == 0 || line.rfind("agentgate run ", 0) == 0) continue;
     for (const char c : line) {
       if (c != '\\') out += c;
     }
@@ -300,9 +332,19 @@ std::string read_document(const std::string& path) {
 TEST_F(CliTest, TheDocumentsHaveEveryOption) {
   const std::string documents[] = {read_document(AGENTGATE_DOCS "/cli.md"),
                                    read_document(AGENTGATE_MAN "/agentgate.1")};
-  const std::vector<std::vector<std::string>> commands{
-      {},         {"arm"},    {"disarm"},  {"check"},  {"refresh"},         {"status"},
-      {"health"}, {"doctor"}, {"version"}, {"policy"}, {"policy", "check"}, {"policy", "list"}};
+  const std::vector<std::vector<std::string>> commands{{},
+                                                       {"run"},
+                                                       {"arm"},
+                                                       {"disarm"},
+                                                       {"check"},
+                                                       {"refresh"},
+                                                       {"status"},
+                                                       {"health"},
+                                                       {"doctor"},
+                                                       {"version"},
+                                                       {"policy"},
+                                                       {"policy", "check"},
+                                                       {"policy", "list"}};
   std::set<std::string> known;
   for (auto command : commands) {
     for (const auto& document : documents) {

@@ -52,6 +52,11 @@ CHANGES = [
     ("packaging/completion/agentgate.fish", "-l policy-directory", "-l folder",
      ["option of agentgate policy list --policy-directory is missing"]),
     ("packaging/completion/agentgate.fish", "-l timeout", "-l patience", ["option of agentgate --timeout is missing"]),
+    ("docs/run.md", "| 122 |", "| 123 |", ["exit code 122 is missing", "exit code 123 does not exist"]),
+    ("docs/run.md", "docker agentgate run", "docker agentgate start", ["command start does not exist"]),
+    ("plugin/cli/run.h", "kRunUndone = 122", "kRunUndone = 123", ["docs/run.md: exit code 123 is missing",
+                                                                  "agentgate run --help: exit code 123 is missing"]),
+    ("packaging/man/agentgate.1", ".B 124\n", ".B 123\n", ["exit code 124 is missing"]),
     ("docs/threat-model.md", "`LayerOneAlone`", "`LayerNineAlone`", ["test LayerNineAlone does not exist"]),
 ]
 
