@@ -39,6 +39,10 @@ class Installed(unittest.TestCase):
             self.world.dump()
         return outcome
 
+    def setUp(self):
+        if not self.world.enabled():  # an earlier test failed
+            self.world.enable()
+
     def unharmed(self, state=True):
         if state:
             self.story.state()
@@ -58,6 +62,9 @@ class Installed(unittest.TestCase):
             self.story.flow.goes_on()
             wait_for("another process", lambda old=before: self.world.pid() not in (None, old), 20)
             self.world.wait_ready()
+            # One that dies in its first half second is to the engine one that did not start: it is
+            # given up after ten seconds, and disabled.
+            time.sleep(2)
         self.assertTrue(self.world.enabled())
         self.unharmed()
         self.lab.container("b1", "agents")

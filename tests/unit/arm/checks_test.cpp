@@ -69,9 +69,18 @@ TEST_F(ChecksTest, NamespaceOfTheEngine) {
 
 TEST_F(ChecksTest, Hash) {
   EXPECT_EQ(hash_of("/none", test::kEnginePid, options.system).value(), "absent");
+  // An engine that has ended has no daemon.json to speak of, rather than none.
+  EXPECT_FALSE(hash_of("/daemon.json", 99999, options.system));
   write("engine/daemon.json", "abc");
   EXPECT_EQ(hash_of("/daemon.json", test::kEnginePid, options.system).value(),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  // A link is the engine's: it starts at the engine's root.
+  write("outside.json", "other");
+  fs::create_symlink("/daemon.json", base / "engine/link.json");
+  fs::create_symlink(base / "outside.json", base / "engine/out.json");
+  EXPECT_EQ(hash_of("/link.json", test::kEnginePid, options.system).value(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(hash_of("/out.json", test::kEnginePid, options.system).value(), "absent");
 }
 
 TEST_F(ChecksTest, Forwarding) {
