@@ -88,6 +88,8 @@ class Installed(unittest.TestCase):
         self.assertIn("is in use", self.refused("plugin", "disable", managed.REFERENCE))
         self.assertTrue(self.world.enabled())
         self.lab.docker("network", "rm", "second")
+        self.lab.docker("network", "create", "-d", "agentgate", "--subnet", "172.31.2.0/24", "third")
+        bridge = self.world.bridge("third")
         self.world.disable()  # `agents` is in use, and is not counted
         self.unharmed(state=False)
         start = time.time()
@@ -95,8 +97,14 @@ class Installed(unittest.TestCase):
                                                      "lab/busybox", "sleep", "1000"))
         self.assertLess(time.time() - start, 40)
         self.lab.docker("rm", "-f", "b2")
+        # What Docker removes meanwhile the driver does not hear of; the next one with the subnet replaces it.
+        self.lab.docker("network", "rm", "third")
         self.world.enable()
         self.unharmed()
+        self.assertIn(bridge, self.world.links())
+        self.lab.docker("network", "create", "-d", "agentgate", "--subnet", "172.31.2.0/24", "third")
+        self.assertNotIn(bridge, self.world.links())
+        self.lab.docker("network", "rm", "third")
 
     def test_engine_restarted(self):
         """With live-restore the plugin runs on, and the engine forgets which networks are in use."""
