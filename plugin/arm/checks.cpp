@@ -4,10 +4,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/capability.h>
-#include <linux/openat2.h>
 #include <openssl/evp.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +20,8 @@
 #include <string_view>
 #include <thread>
 #include <tuple>
+
+#include "plugin/arm/engine_files.h"
 
 namespace agentgate::arm {
 namespace {
@@ -40,18 +40,10 @@ std::string trimmed(std::string text) {
 
 tl::unexpected<Error> refuse(std::string text) { return fail("", std::move(text), EPERM); }
 
+constexpr std::size_t kLargestFile = 16UL << 20U;
+
 constexpr int kLooks = 10;
 constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
-
-struct FileDescriptor {
-  explicit FileDescriptor(int value) : fd(value) {}
-  ~FileDescriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int fd;
-};
 
 enum class Program { gvisor, runc, other };
 
@@ -110,52 +102,6 @@ Result<Program> kind_of(int fd, const std::string& path) {
   return kind;
 }
 
-// Opens a program as the engine's process would: in its root directory, a bare name through its
-// PATH. The engine may live in a mount namespace of its own.
-class EngineFiles {
- public:
-  EngineFiles(std::int64_t pid, const System& system)
-      : process_(system.proc + "/" + std::to_string(pid)),
-        root_{::open((process_ + "/root").c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)} {}
-
-  Result<int> open(const std::string& program, std::string& path) const {
-    if (root_.fd < 0) return fail_errno("root directory of the engine", process_ + "/root");
-    path = program;
-    if (program.find('/') != std::string::npos) return open_file(program);
-    std::istringstream folders(search_path());
-    for (std::string folder; std::getline(folders, folder, ':');) {
-      if (folder.empty()) continue;
-      path = folder;
-      path.append("/").append(program);
-      auto fd = open_file(path);
-      // The others are about that one file; the search goes on as execvp's would.
-      if (fd || fd.error().code == ENOSYS || fd.error().code == EPERM) return fd;
-    }
-    return fail("", "not in the engine's PATH", ENOENT);
-  }
-
- private:
-  [[nodiscard]] Result<int> open_file(const std::string& path) const {
-    open_how how{};
-    how.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
-    // Symbolic links are the engine's: an absolute one starts at its root, not at ours.
-    how.resolve = RESOLVE_IN_ROOT;
-    const long fd = ::syscall(SYS_openat2, root_.fd, path.c_str(), &how, sizeof how);
-    if (fd < 0) return fail_errno("open " + path);
-    return static_cast<int>(fd);
-  }
-  [[nodiscard]] std::string search_path() const {
-    std::istringstream variables(read_file(process_ + "/environ"));
-    for (std::string variable; std::getline(variables, variable, '\0');) {
-      if (variable.rfind("PATH=", 0) == 0) return variable.substr(5);
-    }
-    return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-  }
-
-  std::string process_;
-  FileDescriptor root_;
-};
-
 // Tunnel modules put a device of their own in every new namespace; it leads nowhere while down.
 // The kind is the kernel's word: a veth that is called "sit0" is a link like any other.
 bool is_fallback_tunnel(const netdriver::SandboxLink& link) {
@@ -208,15 +154,33 @@ Evidence check_namespace(std::int64_t engine_pid, const System& system) {
   return "network namespace " + std::to_string(own.st_ino) + " is the engine's";
 }
 
-Evidence hash_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
+Result<std::optional<std::string>> read_as_engine(const std::string& path, std::int64_t engine_pid,
+                                                  const System& system) {
+  const auto file = EngineFiles(engine_pid, system).open(path, O_RDONLY);
   if (!file) {
-    if (::access(path.c_str(), F_OK) < 0 && errno == ENOENT) return "absent";
-    return fail_errno("read " + path);
+    // ENOENT of the engine's root itself is the engine that has ended.
+    if (file.error().code == ENOENT && file.error().operation == "open " + path) {
+      return std::optional<std::string>();
+    }
+    return tl::unexpected(file.error());
   }
-  std::stringstream stream;
-  stream << file.rdbuf();
-  const std::string text = stream.str();
+  std::string text;
+  std::array<char, 16384> block{};
+  for (;;) {
+    const ssize_t length = ::read(file->get(), block.data(), block.size());
+    if (length < 0 && errno == EINTR) continue;
+    if (length < 0) return fail_errno("read " + path);
+    if (length == 0) return text;
+    text.append(block.data(), static_cast<std::size_t>(length));
+    if (text.size() > kLargestFile) return fail("read " + path, "it is too large", EFBIG);
+  }
+}
+
+Evidence hash_of(const std::string& path, std::int64_t engine_pid, const System& system) {
+  const auto read = read_as_engine(path, engine_pid, system);
+  if (!read) return tl::unexpected(read.error());
+  if (!*read) return "absent";
+  const std::string& text = **read;
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned length = 0;
   if (EVP_Digest(text.data(), text.size(), digest.data(), &length, EVP_sha256(), nullptr) != 1) {
@@ -337,10 +301,9 @@ Result<RuntimeSeen> identify_runtime(const std::string& name, const engine::Runt
   }
   const EngineFiles files(engine_pid, system);
   std::string path;
-  const auto opened = files.open(program, path);
+  const auto opened = files.open_program(program, path);
   if (!opened) return refused("has the program " + program + ": " + opened.error().to_string());
-  const FileDescriptor file(*opened);
-  const auto kind = kind_of(file.fd, path);
+  const auto kind = kind_of(opened->get(), path);
   if (!kind) return refused("has the program " + path + ": " + kind.error().to_string());
   if (*kind == Program::gvisor) return RuntimeSeen{"runsc", path};
   if (*kind == Program::runc) return RuntimeSeen{"runc", path};
@@ -377,7 +340,8 @@ Result<RuntimeSeen> check_runtime(const engine::Container& container, const engi
   return seen;
 }
 
-Evidence check_frozen(std::int64_t pid, const std::string& runtime_kind, const System& system) {
+Evidence check_frozen(std::int64_t pid, const std::string& runtime_kind, std::int64_t engine_pid,
+                      const System& system) {
   std::string freezer;  // v1
   std::string unified;  // v2; in a hybrid set-up the freezer is where v1 says
   std::istringstream lines(read_file(system.proc + "/" + std::to_string(pid) + "/cgroup"));
@@ -389,13 +353,20 @@ Evidence check_frozen(std::int64_t pid, const std::string& runtime_kind, const S
     if (controllers == "freezer") freezer = line.substr(second + 1);
     if (controllers.empty()) unified = line.substr(second + 1);
   }
+  // A managed plugin's own view may end at its own cgroup; then the engine's.
+  const auto read = [&](const std::string& file) {
+    const std::string own = read_file(system.cgroups + file);
+    if (!own.empty()) return own;
+    const auto its = read_as_engine("/sys/fs/cgroup" + file, engine_pid, system);
+    return its ? its->value_or("") : std::string();
+  };
   bool frozen = false;
   std::string seen;
   if (!freezer.empty()) {
-    seen = trimmed(read_file(system.cgroups + "/freezer" + freezer + "/freezer.state"));
+    seen = trimmed(read("/freezer" + freezer + "/freezer.state"));
     frozen = seen == "FROZEN";
   } else if (!unified.empty()) {
-    const std::string events = read_file(system.cgroups + unified + "/cgroup.events");
+    const std::string events = read(unified + "/cgroup.events");
     frozen = events.find("frozen 1") != std::string::npos;
     if (!events.empty()) seen = frozen ? "frozen" : "not frozen";
   }

@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,8 +33,13 @@ struct System {
 [[nodiscard]] Evidence check_capabilities(const System& system);
 // The daemon and the engine's process are in one network namespace. Reads /proc/PID/ns/net.
 [[nodiscard]] Evidence check_namespace(std::int64_t engine_pid, const System& system);
-// SHA-256 of the file as hex, or "absent".
-[[nodiscard]] Evidence hash_of(const std::string& path);
+// What a file of the engine's holds (engine_files.h); nothing where there is none.
+[[nodiscard]] Result<std::optional<std::string>> read_as_engine(const std::string& path,
+                                                                std::int64_t engine_pid,
+                                                                const System& system);
+// SHA-256 of such a file as hex, or "absent".
+[[nodiscard]] Evidence hash_of(const std::string& path, std::int64_t engine_pid,
+                               const System& system);
 // Forwarding is on for the families that the port has. Reads /proc/sys/net.
 [[nodiscard]] Evidence check_forwarding(const EndpointRecord& endpoint, const System& system);
 
@@ -60,10 +66,11 @@ struct RuntimeSeen {
                                                 const policy::Policy& policy,
                                                 std::int64_t engine_pid, const System& system);
 
-// The kernel's word on whether the process is frozen, where its cgroup can be read. Only runc
+// The kernel's word on whether the process is frozen, where its cgroup can be read: in our view of
+// the cgroups, else in the engine's. Only runc
 // pauses by the freezer: runsc asks its own kernel to stop, and the host's shows nothing of it.
 [[nodiscard]] Evidence check_frozen(std::int64_t pid, const std::string& runtime_kind,
-                                    const System& system);
+                                    std::int64_t engine_pid, const System& system);
 // Which processes are in which network namespace: one look through /proc, for as many containers
 // as one likes.
 using Namespace = std::pair<dev_t, ino_t>;

@@ -14,6 +14,7 @@
 #include "plugin/arm/audit.h"
 #include "plugin/arm/checks.h"
 #include "plugin/arm/doctor.h"
+#include "plugin/arm/engine_files.h"
 #include "plugin/arm/premises.h"
 #include "plugin/failpoint.h"
 
@@ -43,29 +44,12 @@ std::string first_few(const std::vector<Difference>& differences) {
 
 tl::unexpected<Error> refuse(std::string text) { return fail("", std::move(text), EPERM); }
 
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  [[nodiscard]] int get() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
-
 // The container's resolver file is bind-mounted, so it is written in place: a new file under the
 // old name would be seen by nobody.
-Status write_in_place(const std::string& path, const std::string& text) {
-  const Fd file(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) return fail_errno("open " + path);
+Status write_in_place(const EngineFiles& files, const std::string& path, const std::string& text) {
+  const auto opened = files.open(path, O_WRONLY | O_NOFOLLOW);
+  if (!opened) return tl::unexpected(opened.error());
+  const FileDescriptor& file = *opened;
   struct stat status {};
   if (::fstat(file.get(), &status) < 0) return fail_errno("stat " + path);
   if (!S_ISREG(status.st_mode)) return fail("write " + path, "not a regular file", EINVAL);
@@ -76,9 +60,10 @@ Status write_in_place(const std::string& path, const std::string& text) {
   return {};
 }
 
-Result<std::string> read_back(const std::string& path) {
-  const Fd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-  if (file.get() < 0) return fail_errno("open " + path);
+Result<std::string> read_back(const EngineFiles& files, const std::string& path) {
+  const auto opened = files.open(path, O_RDONLY | O_NOFOLLOW);
+  if (!opened) return tl::unexpected(opened.error());
+  const FileDescriptor& file = *opened;
   std::string text(64UL * 1024, '\0');
   const ssize_t length = ::read(file.get(), text.data(), text.size());
   if (length < 0) return fail_errno("read " + path);
@@ -260,7 +245,7 @@ struct Pipeline::Run {
   host::Port port{};
   policy::Policy policy{};
   ProcessIdentity process{};
-  Fd netns{};
+  FileDescriptor netns{};
   netdriver::SandboxLink link{};
   policy::Resolution resolution{};
   netdriver::PolicySpec spec{};
@@ -268,6 +253,7 @@ struct Pipeline::Run {
   std::string runtime{};  // "runsc" or "runc"
 
   [[nodiscard]] const System& system() const { return impl.options.system; }
+  [[nodiscard]] EngineFiles engine_files() const { return {identity.process.pid, system()}; }
 
   // 1
   Evidence capabilities() {
@@ -289,7 +275,7 @@ struct Pipeline::Run {
   }
   // 3
   Evidence engine_identity() {
-    auto hash = hash_of(impl.options.daemon_json);
+    auto hash = hash_of(impl.options.daemon_json, identity.process.pid, system());
     if (!hash) return hash;
     daemon_json = *hash;
     return "engine pid " + std::to_string(identity.process.pid) + " started at tick " +
@@ -369,9 +355,9 @@ struct Pipeline::Run {
     // Docker 26 to 28 list a runtime that is a shim by its name alone, without its type.
     const auto listed = info->runtimes.find(container.runtime);
     if (listed != info->runtimes.end() && listed->second == engine::Runtime()) {
-      const auto text = read_back(impl.options.daemon_json);
-      const auto configured = text ? engine::runtimes_from_daemon_json(*text)
-                                   : Result<std::map<std::string, engine::Runtime>>();
+      const auto text = read_as_engine(impl.options.daemon_json, identity.process.pid, system());
+      const auto configured = text && *text ? engine::runtimes_from_daemon_json(**text)
+                                            : Result<std::map<std::string, engine::Runtime>>();
       if (configured && configured->count(container.runtime) != 0) {
         listed->second = configured->at(container.runtime);
       }
@@ -384,11 +370,11 @@ struct Pipeline::Run {
     auto started = engine::process_identity(container.pid, system().proc);
     if (!started) return tl::unexpected(started.error());
     process = *started;
-    auto evidence = check_frozen(container.pid, runtime, system());
+    auto evidence = check_frozen(container.pid, runtime, identity.process.pid, system());
     if (!evidence) return evidence;
     all.push_back(std::move(*evidence));
     const std::string path = system().proc + "/" + std::to_string(container.pid) + "/ns/net";
-    netns = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    netns = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (netns.get() < 0) return fail_errno("network namespace of the container", path);
     evidence = alone();
     if (!evidence) return evidence;
@@ -488,7 +474,8 @@ struct Pipeline::Run {
         "flags, FDB entry and neighbours set; policy " + policy.name + " resolved and compiled";
     if (policy.resolvers.empty()) return evidence + "; no resolvers, resolver file left alone";
     resolver_text = policy::resolv_conf(policy);
-    if (const Status written = write_in_place(container.resolv_conf_path, resolver_text);
+    if (const Status written =
+            write_in_place(engine_files(), container.resolv_conf_path, resolver_text);
         !written) {
       return tl::unexpected(written.error());
     }
@@ -502,7 +489,7 @@ struct Pipeline::Run {
     if (!differences) return tl::unexpected(differences.error());
     if (!differences->empty()) return refuse("the network has changed: " + first_few(*differences));
     if (!resolver_text.empty()) {
-      auto text = read_back(container.resolv_conf_path);
+      auto text = read_back(engine_files(), container.resolv_conf_path);
       if (!text) return tl::unexpected(text.error());
       if (*text != resolver_text) return refuse("the resolver file does not read back as written");
     }
@@ -523,7 +510,7 @@ struct Pipeline::Run {
       if (auto evidence = check(*now); !evidence) return evidence;
     }
     if (!impl.runs(process)) return refuse("the container's process is another one now");
-    return check_frozen(container.pid, runtime, system());
+    return check_frozen(container.pid, runtime, identity.process.pid, system());
   }
   // A refresh may have been faster: what it took away must not come back.
   Status policy_is_current() {
@@ -580,7 +567,7 @@ struct Pipeline::Run {
   Evidence engine_unchanged() {
     auto now = impl.engine.identify();
     if (!now) return tl::unexpected(now.error());
-    auto hash = hash_of(impl.options.daemon_json);
+    auto hash = hash_of(impl.options.daemon_json, identity.process.pid, system());
     if (!hash) return hash;
     if (*now != identity) return refuse("the engine was restarted meanwhile");
     if (*hash != daemon_json) return refuse("daemon.json was changed meanwhile");

@@ -6,10 +6,13 @@ state stay as they are. The archive's address is the machine's own (apt-get inde
 """
 import fcntl
 import glob
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 
+DEPS = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../scripts/deps"))
 CACHE = os.environ.get("AGENTGATE_LAB_CACHE", "/var/cache/agentgate-lab")
 
 # name: (suite, packages). runc is Debian 12's everywhere: newer ones need a newer libc.
@@ -26,6 +29,8 @@ BUNDLES = {
         "attr", "certifi", "chardet", "charset-normalizer", "distro", "distutils", "docopt", "dockerpty",
         "dotenv", "idna", "jsonschema", "pkg-resources", "pyrsistent", "requests", "six", "texttable",
         "urllib3", "websocket", "yaml")]),
+    "registry": ("bookworm", ["docker-registry"]),
+    "debootstrap": ("bookworm", ["debootstrap"]),
 }
 ENGINES = ["20.10", "26.1", "28.5"]
 # Kernels that scripts/vm boots, and the suite that has each as linux-image-cloud-amd64.
@@ -99,6 +104,46 @@ def runsc():
         os.chmod(patched + ".new", 0o755)
         os.rename(patched + ".new", patched)
     return patched
+
+
+def registry():
+    """The program of a registry."""
+    return os.path.join(bundle("registry"), "usr/bin/docker-registry")
+
+
+def base_image():
+    """A tar of Debian 12 with what the Dockerfile installs, as its BASE: it then needs no network."""
+    with open(DEPS, "rb") as file:
+        wanted = hashlib.sha256(file.read()).hexdigest()[:16]
+    folder = os.path.join(bundle("debootstrap"), "usr")
+    target = os.path.join(CACHE, f"base-{wanted}.tar")
+    with open(os.path.join(CACHE, ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(target):
+            return target
+        for old in glob.glob(os.path.join(CACHE, "base-*.tar")):
+            os.unlink(old)
+        with tempfile.TemporaryDirectory(prefix="base-", dir=CACHE) as root:
+            os.chmod(root, 0o755)
+            # Namespaces of its own, so that nothing stays mounted or running whatever happens.
+            script = f"""
+                export DEBOOTSTRAP_DIR={folder}/share/debootstrap LC_ALL=C
+                sh {folder}/sbin/debootstrap --variant=minbase bookworm {root} {_archive()} >&2
+                cp /etc/resolv.conf {root}/etc/resolv.conf
+                cp {DEPS} {root}/deps
+                mount -t proc proc {root}/proc
+                chroot {root} /deps plugin >&2
+                umount {root}/proc
+                rm -rf {root}/deps {root}/var/lib/apt/lists/* {root}/var/cache/apt {root}/usr/share/doc
+                tar -C {root} -cf {target}.new .
+            """
+            done = subprocess.run(["unshare", "--mount", "--pid", "--fork", "sh", "-ec", script],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                raise RuntimeError("base image: " + done.stderr[-3000:])
+        os.rename(target + ".new", target)
+    return target
 
 
 def kernel(name):

@@ -252,6 +252,7 @@ class Lab:
             ip -6 route add default via {UPLINK6_FAR}
             echo 1 > /proc/sys/net/ipv4/ip_forward
             echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+            mount --make-rshared /
         """)
 
     def reboot(self):

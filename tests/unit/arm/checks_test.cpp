@@ -68,10 +68,19 @@ TEST_F(ChecksTest, NamespaceOfTheEngine) {
 }
 
 TEST_F(ChecksTest, Hash) {
-  EXPECT_EQ(hash_of((base / "none").string()).value(), "absent");
-  write("daemon.json", "abc");
-  EXPECT_EQ(hash_of((base / "daemon.json").string()).value(),
+  EXPECT_EQ(hash_of("/none", test::kEnginePid, options.system).value(), "absent");
+  // An engine that has ended has no daemon.json to speak of, rather than none.
+  EXPECT_FALSE(hash_of("/daemon.json", 99999, options.system));
+  write("engine/daemon.json", "abc");
+  EXPECT_EQ(hash_of("/daemon.json", test::kEnginePid, options.system).value(),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  // A link is the engine's: it starts at the engine's root.
+  write("outside.json", "other");
+  fs::create_symlink("/daemon.json", base / "engine/link.json");
+  fs::create_symlink(base / "outside.json", base / "engine/out.json");
+  EXPECT_EQ(hash_of("/link.json", test::kEnginePid, options.system).value(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(hash_of("/out.json", test::kEnginePid, options.system).value(), "absent");
 }
 
 TEST_F(ChecksTest, Forwarding) {
@@ -178,7 +187,7 @@ TEST_F(ChecksTest, RuntimeAndPolicy) {
 
 TEST_F(ChecksTest, FrozenByV1) {
   const auto frozen = [&](const std::string& kind) {
-    return check_frozen(test::kContainerPid, kind, options.system);
+    return check_frozen(test::kContainerPid, kind, test::kEnginePid, options.system);
   };
   const std::string state = "cgroups/freezer/docker/" + test::kContainerId + "/freezer.state";
   refuses(frozen("runc"), "THAWED");
@@ -189,16 +198,19 @@ TEST_F(ChecksTest, FrozenByV1) {
   EXPECT_TRUE(frozen("runc"));
   fs::remove(base / state);
   EXPECT_TRUE(frozen("runc"));  // not visible from here
+  write("engine/sys/fs/cgroup" + state.substr(7), "THAWED\n");
+  refuses(frozen("runc"), "THAWED");  // but from where the engine is
 }
 
 TEST_F(ChecksTest, FrozenByV2) {
   process(test::kContainerPid, 5000, "container", "0::/system.slice/docker-x.scope\n", "sh");
   const std::string events = "cgroups/system.slice/docker-x.scope/cgroup.events";
   write(events, "populated 1\nfrozen 0\n");
-  refuses(check_frozen(test::kContainerPid, "runc", options.system), "not frozen");
-  EXPECT_TRUE(check_frozen(test::kContainerPid, "runsc", options.system));
+  refuses(check_frozen(test::kContainerPid, "runc", test::kEnginePid, options.system),
+          "not frozen");
+  EXPECT_TRUE(check_frozen(test::kContainerPid, "runsc", test::kEnginePid, options.system));
   write(events, "populated 1\nfrozen 1\n");
-  EXPECT_TRUE(check_frozen(test::kContainerPid, "runc", options.system));
+  EXPECT_TRUE(check_frozen(test::kContainerPid, "runc", test::kEnginePid, options.system));
 }
 
 TEST_F(ChecksTest, AloneInItsNamespace) {

@@ -199,7 +199,7 @@ void World::SetUp() {
   ASSERT_NE(::mkdtemp(name), nullptr);
   base = name;
   options.policy_directory = base / "policies";
-  options.daemon_json = (base / "daemon.json").string();
+  options.daemon_json = "/daemon.json";  // below the engine's root
   options.audit_file = (base / "log" / "audit.jsonl").string();
   options.host_resolv_conf = (base / "resolv.conf.host").string();
   options.system = {(base / "proc").string(), (base / "cgroups").string()};
@@ -228,7 +228,7 @@ void World::SetUp() {
         std::string("HOME=/\0PATH=/usr/local/bin:/usr/sbin:/usr/bin\0", 47));
 
   fs::create_symlink(base / "netns/container", base / "sandbox");
-  write("resolv.conf", "nameserver 127.0.0.11\n");
+  write("engine/resolv.conf", "nameserver 127.0.0.11\n");
   write("resolv.conf.host", "nameserver 192.0.2.53\n");
 
   engine.container.id = kContainerId;
@@ -241,7 +241,7 @@ void World::SetUp() {
   engine.container.pid = kContainerPid;
   engine.container.started_at = "2026-01-02T03:04:05Z";
   engine.container.sandbox_key = (base / "sandbox").string();
-  engine.container.resolv_conf_path = (base / "resolv.conf").string();
+  engine.container.resolv_conf_path = "/resolv.conf";
   engine.container.attachments = {
       {"agents", kNetworkId, kEndpointId, "02:00:00:00:00:02", "10.99.0.2", "fd99::2"}};
   engine.information.server_version = "28.5.2";
