@@ -43,6 +43,18 @@ std::string trimmed(const std::string& text) {
   return end == std::string::npos ? std::string() : text.substr(0, end + 1);
 }
 
+// A container's words, lines kept: nothing in them may steer the terminal of whoever only asked
+// for an id.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(),
+      [](char c) {
+        return (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+      },
+      ' ');
+  return text;
+}
+
 Words lines_of(const std::string& text) {
   Words lines;
   std::istringstream stream(text);
@@ -362,7 +374,7 @@ class Run {
         docker_now({"inspect", "--type", "container", "--format", "{{.State.ExitCode}}", id_});
     std::string code = seen && seen->code == 0 ? trimmed(seen->out) : "unknown";
     const auto logs = docker_now({"logs", "--tail", "20", id_});
-    if (logs && logs->code == 0) err_ << logs->out << logs->err;
+    if (logs && logs->code == 0) err_ << printable(logs->out) << printable(logs->err);
     return code;
   }
 

@@ -397,6 +397,12 @@ TEST_F(RunTest, WhatMayBeReleasedIsClosedBeforeItIsRemoved) {
   EXPECT_EQ(order.substr(order.size() - 13), "arm disarm rm");
 }
 
+TEST_F(RunTest, LogsDoNotSteerTheTerminal) {
+  behave("do_start() { echo $ID; }\ndo_logs() { printf 'a\\033[2J\\007\\rb\\tc\\nd\\177\\n'; }\n");
+  EXPECT_EQ(run({"-d", "img"}), kRunRefused);
+  EXPECT_TRUE(said("a [2J  b\tc\nd \n")) << err_.str();
+}
+
 TEST_F(RunTest, ASignalInEachStepLeavesNothing) {
   const std::pair<const char*, const char*> steps[] = {
       {"create", "do_create() { sleep 20; }\ndo_ps() { echo $ID; }\n"},
