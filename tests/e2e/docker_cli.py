@@ -53,6 +53,11 @@ class DockerCli(Case):
         self.assertEqual(self.lab.docker("ps", "-aq").stdout, "")
         self.assertEqual(self.world.leftovers(), [])
 
+    def runs_released(self):
+        """The container is released, and not paused any more: before that a signal ends the run."""
+        return any(one.get("state") == "released" for one in self.world.ag("status")[1]["endpoints"]) and \
+            self.lab.docker("ps", "-q", "--filter", "status=running").stdout != ""
+
     # -- run --------------------------------------------------------------------------------------
     def test_detached(self):
         started = time.time()
@@ -117,8 +122,8 @@ class DockerCli(Case):
         os.close(follower)
         seen, end, ready = "", time.time() + 90, 0
         while time.time() < end:
-            if not ready and any(one.get("state") == "released" for one in self.world.ag("status")[1]["endpoints"]):
-                ready = time.time() + 1  # it is unpaused by then
+            if not ready and self.runs_released():
+                ready = time.time() + 1  # for the script to begin
             if ready and time.time() > ready and typed:
                 os.write(leader, typed)
                 typed = b""
@@ -222,9 +227,7 @@ class DockerCli(Case):
         process = self.popen(AGENTGATE, "run", "--runtime", RUNTIME, "--rm", "lab/busybox", "sh", "-c",
                              "trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done")
         self.assertEqual(process.stdout.readline(), "up\n")
-        wait_for("the release", lambda: any(one.get("state") == "released" for one in
-                                            self.world.ag("status")[1]["endpoints"]))
-        time.sleep(1)
+        wait_for("the release", self.runs_released)
         # The program alone, not its group (nsenter has become the program).
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=60)
@@ -300,7 +303,7 @@ class DockerCli(Case):
         process = self.popen("docker", "agentgate", "run", "--runtime", RUNTIME, "--rm", "lab/busybox", "sh", "-c",
                              "trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done")
         self.assertEqual(process.stdout.readline(), "up\n")
-        time.sleep(2)
+        wait_for("the release", self.runs_released)
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=60)
         self.assertEqual(out, "told\n", error)
