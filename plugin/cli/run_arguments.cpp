@@ -186,7 +186,8 @@ DockerFlags parse_docker_help(const std::string& help) {
     if (!value) flags.without_value.insert(name);
     if (has_short) flags.short_names[line[3]] = name;
   }
-  flags.without_value.insert("use-api-socket");  // hidden while experimental
+  // Hidden while experimental; hidden since Docker 29, which ignores it.
+  flags.without_value.insert({"use-api-socket", "disable-content-trust"});
   return flags;
 }
 
