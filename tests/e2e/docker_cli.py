@@ -74,18 +74,24 @@ class DockerCli(Case):
         self.nothing_left()
 
     def test_nothing_is_reached_before_the_release(self):
-        # An agent that tries from its first instruction on: with a policy that cannot be loaded it
-        # reaches nothing, whatever the time between start and pause; the far side saw nothing either.
-        queries = len(self.lab.dns_queries("dns"))
-        code, out, error = self.run_("--rm", "--policy", "absent", "lab/busybox", "sh", "-c",
-                                     f"nslookup denied.test {DNS} & " + AGENT)
-        self.assertEqual(code, 121, error)
-        self.assertNotIn("reached", out)
-        self.assertEqual(len([line for line in self.lab.dns_queries("dns")[queries:] if "denied.test" in line]), 0)
+        # An agent that tries from its first instruction on, and has two seconds for it: with a policy
+        # that cannot be loaded it reaches nothing, and the far side saw nothing either.
+        os.mkdir(self.lab.path("slow"))
+        slow = self.lab.write("slow/docker", '#!/bin/sh\n[ "$1" = pause ] && sleep 2\nPATH=${PATH#*:}\nexec docker "$@"\n')
+        os.chmod(slow, 0o755)
+        env = {**self.environment, "PATH": os.path.dirname(slow) + ":" + self.environment["PATH"]}
+        script = f"nslookup early.denied.test {DNS} >/dev/null 2>&1 & " + AGENT
+
+        def asked():
+            return len([line for line in self.lab.dns_queries("dns") if "early.denied.test" in line])
+        code, out, error = self.run_("--rm", "--policy", "absent", "lab/busybox", "sh", "-c", script, env=env)
+        self.assertEqual((code, out), (121, "up\n"), error)
+        self.assertEqual(asked(), 0)
         self.nothing_left()
         # The control: the same agent with a policy.
-        code, out, error = self.run_("--rm", "lab/busybox", "sh", "-c", AGENT)
+        code, out, error = self.run_("--rm", "lab/busybox", "sh", "-c", script.replace(" & ", "; ", 1), env=env)
         self.assertEqual((code, out.split()), (5, ["up", "reached"]), error)
+        self.assertGreater(asked(), 0)
         self.nothing_left()
 
     def test_foreground(self):
