@@ -59,6 +59,16 @@ TEST(RunArgumentsTest, HiddenFlagsTakeNoValue) {
   }
 }
 
+TEST(RunArgumentsTest, TheLabelOfTheRunIsOurs) {
+  const auto flags = parse_docker_help("  -l, --label list   Set\n");
+  for (const Words& words :
+       {Words{"--label", "agentgate.run=x", "img"}, Words{"--label=agentgate.run", "img"},
+        Words{"-lagentgate.run=x", "img"}, Words{"-l", "agentgate.run=x", "img"}}) {
+    EXPECT_FALSE(parse_run(words, flags)) << words.front();
+  }
+  EXPECT_TRUE(parse_run({"--label", "agentgate.runner=x", "img", "-l", "agentgate.run=x"}, flags));
+}
+
 TEST(RunArgumentsTest, TheHelpSaysWhatTakesAValue) {
   const auto flags = parse_docker_help(kHelp);
   EXPECT_EQ(flags.without_value,
