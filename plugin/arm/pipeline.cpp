@@ -346,6 +346,30 @@ struct Pipeline::Run {
       all.push_back(std::move(*evidence));
     }
     report.policy = request.policy ? *request.policy : policy_name(port.endpoint, port.network);
+    auto fits = runtime_premise();
+    if (!fits) return fits;
+    all.push_back(std::move(*fits));
+
+    auto started = engine::process_identity(container.pid, system().proc);
+    if (!started) return tl::unexpected(started.error());
+    process = *started;
+    auto evidence = check_frozen(container.pid, runtime, identity.process.pid, system());
+    if (!evidence) return evidence;
+    all.push_back(std::move(*evidence));
+    const std::string path = system().proc + "/" + std::to_string(container.pid) + "/ns/net";
+    netns = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (netns.get() < 0) return fail_errno("network namespace of the container", path);
+    evidence = alone();
+    if (!evidence) return evidence;
+    all.push_back(std::move(*evidence));
+    if (!container.capabilities_added.empty()) {
+      report.notes.push_back("it has added capabilities: " +
+                             joined(container.capabilities_added, ", "));
+    }
+    return joined(all, "; ");
+  }
+  // Whether the policy report.policy takes the container's runtime.
+  Evidence runtime_premise() {
     auto loaded = policy::load(impl.options.policy_directory, report.policy);
     if (!loaded) return tl::unexpected(loaded.error());
     policy = std::move(*loaded);
@@ -365,24 +389,19 @@ struct Pipeline::Run {
     auto seen = check_runtime(container, *info, policy, identity.process.pid, system());
     if (!seen) return tl::unexpected(seen.error());
     runtime = seen->kind;
-    all.push_back(seen->evidence);
-
-    auto started = engine::process_identity(container.pid, system().proc);
-    if (!started) return tl::unexpected(started.error());
-    process = *started;
-    auto evidence = check_frozen(container.pid, runtime, identity.process.pid, system());
-    if (!evidence) return evidence;
-    all.push_back(std::move(*evidence));
-    const std::string path = system().proc + "/" + std::to_string(container.pid) + "/ns/net";
-    netns = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (netns.get() < 0) return fail_errno("network namespace of the container", path);
-    evidence = alone();
-    if (!evidence) return evidence;
-    all.push_back(std::move(*evidence));
-    if (!container.capabilities_added.empty()) {
-      report.notes.push_back("it has added capabilities: " +
-                             joined(container.capabilities_added, ", "));
+    return seen->evidence;
+  }
+  // What of step 5 is known before the container's program runs.
+  Evidence before_start() {
+    std::vector<std::string> all;
+    for (const auto check : {check_restart_policy, check_networks, check_privileges, check_ports}) {
+      auto evidence = check(container);
+      if (!evidence) return evidence;
+      all.push_back(std::move(*evidence));
     }
+    auto fits = runtime_premise();
+    if (!fits) return fits;
+    all.push_back(std::move(*fits));
     return joined(all, "; ");
   }
   Evidence alone() {
@@ -598,6 +617,39 @@ struct Pipeline::Run {
     return list;
   }
 
+  void precheck() {
+    const Evidence verdict = before_start_of_created();
+    report.outcome = verdict ? Outcome::closed : Outcome::refused;
+    if (verdict) return;
+    report.reason =
+        verdict.error().operation.empty() ? verdict.error().text : verdict.error().to_string();
+  }
+  Evidence before_start_of_created() {
+    if (auto good = engine_answers(); !good) return good;
+    if (auto good = engine_identity(); !good) return good;
+    auto found = impl.engine.inspect(request.container);
+    if (!found) {
+      if (found.error().code == ENOENT) {
+        return refuse("there is no container '" + request.container + "'; see: docker ps -a");
+      }
+      return tl::unexpected(found.error());
+    }
+    container = std::move(*found);
+    report.container_id = container.id;
+    report.container_name = container.name;
+    if (request.policy) {
+      report.policy = *request.policy;
+    } else if (request.network) {
+      auto networks = impl.ports.networks();
+      if (!networks) return tl::unexpected(networks.error());
+      for (const NetworkRecord& network : *networks) {
+        if (network.id.str() == *request.network) report.policy = network.policy;
+      }
+    }
+    if (report.policy.empty()) return refuse("name its policy, or an agentgate network's id");
+    return before_start();
+  }
+
   void execute() {
     bool failed = false;
     bool released = false;
@@ -693,6 +745,18 @@ Report Pipeline::arm(const ArmRequest& request) {
   run.execute();
   report.milliseconds = since(start);
   impl_->write_audit(report);
+  return report;
+}
+
+Report Pipeline::precheck(const ArmRequest& request) {
+  const auto start = Clock::now();
+  Report report;
+  report.operation = "precheck";
+  report.container = request.container;
+  report.started_at = utc_now();
+  Run run(*impl_, request, report);
+  run.precheck();
+  report.milliseconds = since(start);
   return report;
 }
 

@@ -40,6 +40,7 @@ class Pipeline : public Service, public Watched {
   ~Pipeline() override;
 
   Report arm(const ArmRequest& request) override;
+  Report precheck(const ArmRequest& request) override;
   Report disarm(const std::string& container) override;
   Report check(const std::string& container) override;
   std::vector<Refreshed> refresh(const std::optional<std::string>& policy) override;

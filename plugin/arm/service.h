@@ -18,6 +18,9 @@ namespace agentgate::arm {
 struct ArmRequest {
   std::string container;              // name or id
   std::optional<std::string> policy;  // else the endpoint's, else the network's
+  // Only for precheck, where there is no endpoint yet: the id of its network, as it knows the
+  // policy.
+  std::optional<std::string> network{};
 };
 
 // What `refresh` did to one policy.
@@ -43,6 +46,9 @@ class Service {
  public:
   virtual ~Service() = default;
   virtual Report arm(const ArmRequest& request) = 0;
+  // Whether a container that was created, and not started, would be refused for what is known of it
+  // by then: the parts of steps 2, 3 and 5 that need no process. Changes nothing; closed when not.
+  virtual Report precheck(const ArmRequest& request) = 0;
   virtual Report disarm(const std::string& container) = 0;
   virtual Report check(const std::string& container) = 0;
   // All policies in use, or the one named.

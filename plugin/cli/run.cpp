@@ -284,11 +284,14 @@ class Run {
     const Words names = lines_of(seen->out);
     std::string driver;
     if (names.size() == 1) {
-      const auto asked = docker({"network", "inspect", "--format", "{{.Driver}}", names[0]});
+      const auto asked =
+          docker({"network", "inspect", "--format", "{{.Driver}} {{.ID}}", names[0]});
       if (!asked) return kRunFailed;
       if (asked->code != 0) return say(kRunFailed, trimmed(asked->err));
-      driver = trimmed(asked->out);
-      if (is_our_driver(driver)) return 0;
+      std::istringstream words(asked->out);
+      std::string id;
+      words >> driver >> id;
+      if (is_our_driver(driver)) return precheck(id);
     }
     return say(kRunRefused,
                names.size() == 1
@@ -296,6 +299,33 @@ class Run {
                          ", not agentgate; the container was not started"
                    : "the container must be on one agentgate network and no other; it was not "
                      "started");
+  }
+
+  // What an arm would refuse and Docker knows already: then its program does not run at all.
+  int precheck(const std::string& network) {
+    json body{{"container", id_}, {"network", network}};
+    if (!arguments_.policy.empty()) {
+      body["policy"] = arguments_.policy;
+    } else {
+      const auto seen = docker({"inspect", "--type", "container", "--format",
+                                "{{range .NetworkSettings.Networks}}{{index .DriverOpts "
+                                "\"agentgate.policy\"}}{{end}}",
+                                id_});
+      if (!seen) return kRunFailed;
+      if (seen->code != 0) return say(kRunFailed, trimmed(seen->err));
+      if (const std::string policy = trimmed(seen->out); !policy.empty()) body["policy"] = policy;
+    }
+    const auto got =
+        http::request(context_.socket, "POST", "/v1/precheck", body.dump(), context_.timeout);
+    if (!got) return say(kRunUnreachable, got.error().to_string());
+    const json report = json::parse(got->body, nullptr, false);
+    if (got->status != 200 || !report.is_object()) {
+      return say(kRunRefused, "agentgated does not say whether it could be armed (HTTP " +
+                                  std::to_string(got->status) + "); it was not started");
+    }
+    if (report.value("exit", json()) == json(0)) return 0;
+    const std::string text = render_report(report);
+    return say(kRunRefused, text.substr(0, text.find('\n')) + "; it was not started");
   }
 
   // Not waited for: the sooner the pause is asked for, the shorter the container runs before it.

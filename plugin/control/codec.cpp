@@ -142,7 +142,24 @@ Decoded<arm::ArmRequest> decode_arm(std::string_view body) {
   if (!container) return tl::unexpected(container.error());
   const auto policy = policy_of(*object);
   if (!policy) return tl::unexpected(policy.error());
-  return arm::ArmRequest{*container, *policy};
+  return arm::ArmRequest{*container, *policy, std::nullopt};
+}
+
+Decoded<arm::ArmRequest> decode_precheck(std::string_view body) {
+  const auto object = parse_strict(body, {"container", "policy", "network"});
+  if (!object) return tl::unexpected(object.error());
+  const auto container = container_of(*object);
+  if (!container) return tl::unexpected(container.error());
+  const auto policy = policy_of(*object);
+  if (!policy) return tl::unexpected(policy.error());
+  arm::ArmRequest out{*container, *policy, std::nullopt};
+  if (const auto network = object->find("network"); network != object->end()) {
+    if (!network->is_string() || !NetworkId::parse(network->get<std::string>())) {
+      return bad("network", "the id of a network, 64 hexadecimal digits");
+    }
+    out.network = network->get<std::string>();
+  }
+  return out;
 }
 
 Decoded<std::string> decode_container(std::string_view body) {

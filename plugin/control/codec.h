@@ -38,6 +38,8 @@ struct Totals {
 
 // {"container": NAME, "policy"?: NAME}
 [[nodiscard]] Decoded<arm::ArmRequest> decode_arm(std::string_view body);
+// {"container": NAME, "policy"?: NAME, "network"?: ID}
+[[nodiscard]] Decoded<arm::ArmRequest> decode_precheck(std::string_view body);
 // {"container": NAME}
 [[nodiscard]] Decoded<std::string> decode_container(std::string_view body);
 // {"policy"?: NAME}; nothing at all is {}.

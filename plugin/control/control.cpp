@@ -26,11 +26,11 @@ struct Control::Route {
 
 const std::vector<Control::Route>& Control::table() {
   static const std::vector<Route> all{
-      {"POST", "/v1/arm", &Control::arm},        {"POST", "/v1/disarm", &Control::disarm},
-      {"POST", "/v1/check", &Control::check},    {"POST", "/v1/refresh", &Control::refresh},
-      {"GET", "/v1/status", &Control::status},   {"GET", "/v1/health", &Control::health},
-      {"GET", "/v1/metrics", &Control::metrics}, {"GET", "/v1/doctor", &Control::doctor},
-      {"GET", "/v1/version", &Control::version},
+      {"POST", "/v1/arm", &Control::arm},         {"POST", "/v1/precheck", &Control::precheck},
+      {"POST", "/v1/disarm", &Control::disarm},   {"POST", "/v1/check", &Control::check},
+      {"POST", "/v1/refresh", &Control::refresh}, {"GET", "/v1/status", &Control::status},
+      {"GET", "/v1/health", &Control::health},    {"GET", "/v1/metrics", &Control::metrics},
+      {"GET", "/v1/doctor", &Control::doctor},    {"GET", "/v1/version", &Control::version},
   };
   return all;
 }
@@ -83,6 +83,12 @@ http::Response Control::arm(const http::Request& request) {
   const auto wanted = decode_arm(request.body);
   if (!wanted) return refuse(400, wanted.error());
   return report_on(request, service_.arm(*wanted));
+}
+
+http::Response Control::precheck(const http::Request& request) {
+  const auto wanted = decode_precheck(request.body);
+  if (!wanted) return refuse(400, wanted.error());
+  return report_on(request, service_.precheck(*wanted));
 }
 
 http::Response Control::disarm(const http::Request& request) {

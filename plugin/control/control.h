@@ -37,6 +37,7 @@ class Control {
   static const std::vector<Route>& table();
 
   http::Response arm(const http::Request& request);
+  http::Response precheck(const http::Request& request);
   http::Response disarm(const http::Request& request);
   http::Response check(const http::Request& request);
   http::Response refresh(const http::Request& request);

@@ -157,6 +157,26 @@ class DockerCli(Case):
                     self.assertFalse(os.path.exists(cidfile))
                     self.nothing_left()
 
+    def test_what_would_be_refused_does_not_run_at_all(self):
+        self.lab.standard_policy("gvisor-only", runtimes=["runsc"])
+        folder = self.lab.path("ran")
+        os.makedirs(folder, exist_ok=True)
+        run = ("-v", folder + ":/ran", "lab/busybox", "sh", "-c", "touch /ran/it; sleep 1000")
+        for words, text in ((("--runtime", "runc", "--policy", "gvisor-only"), "runc"),
+                            (("--pid", "host"), "--pid"), (("--restart", "always"), "--restart no"),
+                            (("-p", "8080:80"), "-p")):
+            with self.subTest(words=words):
+                code, _, error = self.run_("-d", *words, *run)
+                self.assertEqual(code, 121, error)
+                self.assertIn(text, error)
+                self.assertIn("it was not started", error)
+                self.assertEqual(os.listdir(folder), [])
+                self.nothing_left()
+        code, _, error = self.run_("-d", *run)  # the folder would show it
+        self.assertEqual(code, 0, error)
+        wait_for("the program", lambda: os.listdir(folder) == ["it"])
+        self.tearDown()
+
     def test_the_network(self):
         code, _, error = self.run_("-d", "--network", "bridge", "lab/busybox", "sleep", "1000")
         self.assertEqual(code, 121, error)

@@ -38,6 +38,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require(!arm.error().field.empty() && !arm.error().text.empty());
     require(!control::encode_error(arm.error()).empty());
   }
+  if (const auto wanted = control::decode_precheck(text)) {
+    check(wanted->container);
+    if (wanted->network) require(NetworkId::parse(*wanted->network).has_value());
+  }
   if (const auto container = control::decode_container(text)) check(*container);
   (void)control::decode_refresh(text);
 

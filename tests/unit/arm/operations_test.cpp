@@ -32,6 +32,47 @@ bool mentions(const std::vector<std::string>& list, const std::string& words) {
                      [&](const std::string& one) { return one.find(words) != std::string::npos; });
 }
 
+// ---- precheck ----------------------------------------------------------------------------------
+
+class PrecheckTest : public test::World {
+ protected:
+  Report ask(std::optional<std::string> policy, std::optional<std::string> network) {
+    return pipeline().precheck({"a1", std::move(policy), std::move(network)});
+  }
+};
+
+TEST_F(PrecheckTest, WhatCouldBeArmedIsNotRefused) {
+  engine.container.running = false;
+  engine.container.paused = false;
+  engine.container.pid = 0;
+  engine.container.attachments[0].endpoint_id.clear();
+  const Report report = ask(std::nullopt, test::kNetworkId);
+  EXPECT_EQ(report.outcome, Outcome::closed) << report.reason;
+  EXPECT_EQ(report.operation, "precheck");
+  EXPECT_EQ(report.policy, ports.known_networks.begin()->second.policy);
+  EXPECT_TRUE(report.steps.empty());
+  EXPECT_EQ(ports.count("release") + ports.count("close") + ports.count("clean"), 0U);
+}
+
+TEST_F(PrecheckTest, WhatAnArmWouldRefuseIsRefused) {
+  const std::string network = test::kNetworkId;
+  engine.container.privileged = true;
+  Report report = ask(std::nullopt, network);
+  EXPECT_EQ(report.outcome, Outcome::refused);
+  EXPECT_NE(report.reason.find("privileged"), std::string::npos) << report.reason;
+  engine.container.privileged = false;
+  engine.container.runtime = "crun";
+  report = ask(std::nullopt, network);
+  EXPECT_EQ(report.outcome, Outcome::refused);
+  EXPECT_NE(report.reason.find("crun"), std::string::npos) << report.reason;
+}
+
+TEST_F(PrecheckTest, WithoutAPolicyNothingCanBeSaid) {
+  EXPECT_EQ(ask(std::nullopt, std::nullopt).outcome, Outcome::refused);
+  EXPECT_EQ(ask(std::nullopt, std::string(64, '7')).outcome, Outcome::refused);
+  EXPECT_EQ(ask("absent", std::nullopt).outcome, Outcome::refused);
+}
+
 // ---- disarm ------------------------------------------------------------------------------------
 
 class DisarmTest : public test::World {

@@ -43,10 +43,10 @@ do_run() {
   printf '  -a, --attach list  To\n  -d, --detach      Run\n  -i, --interactive  Keep\n  -t, --tty   A\n      --rm    Remove\n'
 }
 do_network() {
-  case $1 in ls) printf 'bridge bridge\nagentgate agents\n' ;; *) echo agentgate ;; esac
+  case $1 in ls) printf 'bridge bridge\nagentgate agents\n' ;; *) echo agentgate $ID ;; esac
 }
 do_create() { echo warning >&2; echo $ID; }
-do_inspect() { case $* in *ExitCode*) echo 3 ;; *) echo agents; echo ;; esac; }
+do_inspect() { case $* in *ExitCode*) echo 3 ;; *DriverOpts*) echo ;; *) echo agents; echo ;; esac; }
 do_start() {
   touch running
   [ "$1" = --attach ] || { echo $ID; return; }
@@ -86,6 +86,7 @@ class RunTest : public testing::Test {
     auto started = http::Server::start(options, [this](const http::Request& request) {
       note(request.method + " " + request.path + " " + request.body);
       if (request.path == "/v1/health") return http::Response{health_, R"({"version":1})"};
+      if (request.path == "/v1/precheck") return http::Response{200, precheck_};
       if (request.path == "/v1/disarm") return http::Response{200, disarmed_};
       return http::Response{status_, report_};
     });
@@ -154,6 +155,7 @@ class RunTest : public testing::Test {
   std::unique_ptr<http::Server> server_;
   int health_ = 200, status_ = 200;
   std::string report_ = R"({"outcome":"released","exit":0})";
+  std::string precheck_ = R"({"outcome":"closed","exit":0})";
   std::string disarmed_ = R"({"outcome":"closed","exit":0})";
   std::ostringstream out_, err_;
   std::string child_out_, child_err_;
@@ -345,6 +347,27 @@ TEST_F(RunTest, OneThatEndsBeforeThePauseIsRefused) {
   EXPECT_TRUE(said("last words"));
   EXPECT_FALSE(called("arm"));
   EXPECT_TRUE(called("rm --force"));
+}
+
+// Not one instruction of it runs if it is known before that it could not be armed.
+TEST_F(RunTest, WhatWouldBeRefusedIsNotStarted) {
+  precheck_ = R"({"container":"x","outcome":"refused","exit":1,"reason":"runtime runc"})";
+  EXPECT_EQ(run({"-d", "img"}), kRunRefused);
+  EXPECT_TRUE(called(R"(POST /v1/precheck {"container":")" + std::string(kId) + R"(","network":")" +
+                     kId + R"("})"));
+  EXPECT_TRUE(said("runtime runc"));
+  EXPECT_TRUE(said("it was not started"));
+  EXPECT_FALSE(called("start "));
+  EXPECT_TRUE(called("rm --force"));
+  EXPECT_EQ(run({"--policy", "web", "-d", "img"}), kRunRefused);
+  EXPECT_TRUE(called(R"("policy":"web"})"));
+  behave("do_inspect() { case $* in *DriverOpts*) echo lab ;; *) echo agents ;; esac; }\n");
+  EXPECT_EQ(run({"-d", "img"}), kRunRefused);
+  EXPECT_TRUE(called(R"("policy":"lab"})"));
+  behave("");
+  precheck_ = "garbage";
+  EXPECT_EQ(run({"-d", "img"}), kRunRefused);
+  EXPECT_FALSE(called("start "));
 }
 
 TEST_F(RunTest, OneThatCannotBePausedInTimeIsRefused) {

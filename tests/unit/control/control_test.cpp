@@ -30,6 +30,11 @@ class FakeService : public arm::Service {
     calls.push_back("arm " + request.container + " " + request.policy.value_or("-"));
     return made("arm", request.container);
   }
+  arm::Report precheck(const arm::ArmRequest& request) override {
+    calls.push_back("precheck " + request.container + " " + request.policy.value_or("-") + " " +
+                    request.network.value_or("-").substr(0, 4));
+    return made("precheck", request.container);
+  }
   arm::Report disarm(const std::string& container) override {
     calls.push_back("disarm " + container);
     return made("disarm", container);
