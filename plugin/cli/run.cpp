@@ -43,6 +43,18 @@ std::string trimmed(const std::string& text) {
   return end == std::string::npos ? std::string() : text.substr(0, end + 1);
 }
 
+// A container's words, lines kept: nothing in them may steer the terminal of whoever only asked
+// for an id.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(),
+      [](char c) {
+        return (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+      },
+      ' ');
+  return text;
+}
+
 Words lines_of(const std::string& text) {
   Words lines;
   std::istringstream stream(text);
@@ -362,7 +374,7 @@ class Run {
         docker_now({"inspect", "--type", "container", "--format", "{{.State.ExitCode}}", id_});
     std::string code = seen && seen->code == 0 ? trimmed(seen->out) : "unknown";
     const auto logs = docker_now({"logs", "--tail", "20", id_});
-    if (logs && logs->code == 0) err_ << logs->out << logs->err;
+    if (logs && logs->code == 0) err_ << printable(logs->out) << printable(logs->err);
     return code;
   }
 
@@ -374,6 +386,7 @@ class Run {
   int arm() {
     json body{{"container", id_}};
     if (!arguments_.policy.empty()) body["policy"] = arguments_.policy;
+    maybe_released_ = true;  // until an answer says that it is not
     const auto got =
         http::request(context_.socket, "POST", "/v1/arm", body.dump(), context_.timeout);
     if (!got) return say(kRunUnreachable, got.error().to_string());
@@ -391,6 +404,7 @@ class Run {
     std::string text = render_report(report);
     if (const auto id = text.find(id_); id != std::string::npos)
       text.erase(id + 12, id_.size() - 12);
+    if (code == 1 || code == 2) maybe_released_ = false;
     const int told = code == 2 ? kRunUndone : kRunRefused;
     return context_.as_json ? told : say(told, text.substr(0, text.find('\n')));
   }
@@ -410,6 +424,8 @@ class Run {
 
   void remove() {
     if (id_.empty() && !token_.empty()) find_by_label();
+    // First, since the removal may fail: what has no caller any more must not have a network.
+    const bool closed = !maybe_released_ || close_again();
     bool removed = false;
     if (!id_.empty()) {
       std::string said;
@@ -423,14 +439,23 @@ class Run {
                              contains(said, "is already in progress"));
       }
       if (!removed) {
-        say(0, "the container is still closed, but could not be removed: " + trimmed(said) +
-                   "; remove it: docker rm -f " + id_);
+        say(0, (closed ? "the container is closed, but could not be removed: "
+                       : "the container may be released, and could not be removed: ") +
+                   trimmed(said) + "; remove it: docker rm -f " + id_);
       }
       remove_cidfile();
     }
     // The terminal is as it was only when the client has gone.
     if (client_ && !client_->wait(nullptr, milliseconds(10000), true)) client_->end();
     if (removed) say(0, "the container was removed");
+  }
+
+  // An arm without an answer may still be at it: the daemon takes one after the other.
+  bool close_again() {
+    const auto got = http::request(context_.socket, "POST", "/v1/disarm",
+                                   json{{"container", id_}}.dump(), context_.timeout);
+    const json report = got ? json::parse(got->body, nullptr, false) : json();
+    return report.is_object() && report.value("exit", json()) == json(0);
   }
 
   // After an interrupted client the engine may be at it still: looked for more than once.
@@ -460,8 +485,9 @@ class Run {
   std::ostream& err_;
   Signals signals_;
   RunArguments arguments_;
-  int interrupted_ = 0;  // the signal
-  std::string network_;  // chosen by us
+  int interrupted_ = 0;          // the signal
+  bool maybe_released_ = false;  // the daemon was asked, and has not said no
+  std::string network_;          // chosen by us
   std::string token_, id_;
   std::optional<Child> client_;  // `docker start`
 };

@@ -7,9 +7,9 @@
 // Invariants:
 //   - nothing is started whose only network is not of our driver: it would not be closed;
 //   - the container is unpaused only after a release;
-//   - whatever fails or interrupts before that, the container is removed. If this program is
-//   killed,
-//     what it leaves behind is closed.
+//   - whatever fails or interrupts before that, the container is closed again if it may have been
+//     released, and removed. If this program is killed, what it leaves behind is closed, or
+//     released and paused.
 // In the foreground `docker start --attach` is started before the pause, so that no output and no
 // exit code is lost; it stays until the container ends, and its exit code is ours.
 // Threading: single-threaded; signals are blocked while it runs.

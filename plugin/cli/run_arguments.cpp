@@ -149,6 +149,10 @@ class Parser {
     if (name == "tty") return flag(out_.tty, true);
     if (name == "network" || name == "net") out_.network = true;
     if (name == "cidfile") out_.cidfile = value;
+    // The last one given counts, and ours is the first.
+    if (name == "label" && (value == "agentgate.run" || value.rfind("agentgate.run=", 0) == 0)) {
+      return usage("the label agentgate.run is ours: by it an interrupted run is cleaned up");
+    }
     if (name == "attach") {
       std::istringstream parts(value);
       for (std::string part; std::getline(parts, part, ',');) {
@@ -186,7 +190,8 @@ DockerFlags parse_docker_help(const std::string& help) {
     if (!value) flags.without_value.insert(name);
     if (has_short) flags.short_names[line[3]] = name;
   }
-  flags.without_value.insert("use-api-socket");  // hidden while experimental
+  // Hidden while experimental; hidden since Docker 29, which ignores it.
+  flags.without_value.insert({"use-api-socket", "disable-content-trust"});
   return flags;
 }
 

@@ -5,7 +5,7 @@
 //
 // To know where IMAGE is, one must know which options take a value. The client that will run is
 // asked for that (`docker run --help`), so that an option that is new there needs no change here.
-// An option that its help hides takes a value, as all of those do that ever were hidden but one.
+// An option that its help hides takes a value, as all of those do that ever were hidden but two.
 // Pure.
 #pragma once
 

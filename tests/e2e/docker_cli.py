@@ -53,6 +53,11 @@ class DockerCli(Case):
         self.assertEqual(self.lab.docker("ps", "-aq").stdout, "")
         self.assertEqual(self.world.leftovers(), [])
 
+    def runs_released(self):
+        """The container is released, and not paused any more: before that a signal ends the run."""
+        return any(one.get("state") == "released" for one in self.world.ag("status")[1]["endpoints"]) and \
+            self.lab.docker("ps", "-q", "--filter", "status=running").stdout != ""
+
     # -- run --------------------------------------------------------------------------------------
     def test_detached(self):
         started = time.time()
@@ -69,18 +74,24 @@ class DockerCli(Case):
         self.nothing_left()
 
     def test_nothing_is_reached_before_the_release(self):
-        # An agent that tries from its first instruction on: with a policy that cannot be loaded it
-        # reaches nothing, whatever the time between start and pause; the far side saw nothing either.
-        queries = len(self.lab.dns_queries("dns"))
-        code, out, error = self.run_("--rm", "--policy", "absent", "lab/busybox", "sh", "-c",
-                                     f"nslookup denied.test {DNS} & " + AGENT)
-        self.assertEqual(code, 121, error)
-        self.assertNotIn("reached", out)
-        self.assertEqual(len([line for line in self.lab.dns_queries("dns")[queries:] if "denied.test" in line]), 0)
+        # An agent that tries from its first instruction on, and has two seconds for it: with a policy
+        # that cannot be loaded it reaches nothing, and the far side saw nothing either.
+        os.mkdir(self.lab.path("slow"))
+        slow = self.lab.write("slow/docker", '#!/bin/sh\n[ "$1" = pause ] && sleep 2\nPATH=${PATH#*:}\nexec docker "$@"\n')
+        os.chmod(slow, 0o755)
+        env = {**self.environment, "PATH": os.path.dirname(slow) + ":" + self.environment["PATH"]}
+        script = f"nslookup early.denied.test {DNS} >/dev/null 2>&1 & " + AGENT
+
+        def asked():
+            return len([line for line in self.lab.dns_queries("dns") if "early.denied.test" in line])
+        code, out, error = self.run_("--rm", "--policy", "absent", "lab/busybox", "sh", "-c", script, env=env)
+        self.assertEqual((code, out), (121, "up\n"), error)
+        self.assertEqual(asked(), 0)
         self.nothing_left()
         # The control: the same agent with a policy.
-        code, out, error = self.run_("--rm", "lab/busybox", "sh", "-c", AGENT)
+        code, out, error = self.run_("--rm", "lab/busybox", "sh", "-c", script.replace(" & ", "; ", 1), env=env)
         self.assertEqual((code, out.split()), (5, ["up", "reached"]), error)
+        self.assertGreater(asked(), 0)
         self.nothing_left()
 
     def test_foreground(self):
@@ -117,8 +128,8 @@ class DockerCli(Case):
         os.close(follower)
         seen, end, ready = "", time.time() + 90, 0
         while time.time() < end:
-            if not ready and any(one.get("state") == "released" for one in self.world.ag("status")[1]["endpoints"]):
-                ready = time.time() + 1  # it is unpaused by then
+            if not ready and self.runs_released():
+                ready = time.time() + 1  # for the script to begin
             if ready and time.time() > ready and typed:
                 os.write(leader, typed)
                 typed = b""
@@ -222,9 +233,7 @@ class DockerCli(Case):
         process = self.popen(AGENTGATE, "run", "--runtime", RUNTIME, "--rm", "lab/busybox", "sh", "-c",
                              "trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done")
         self.assertEqual(process.stdout.readline(), "up\n")
-        wait_for("the release", lambda: any(one.get("state") == "released" for one in
-                                            self.world.ag("status")[1]["endpoints"]))
-        time.sleep(1)
+        wait_for("the release", self.runs_released)
         # The program alone, not its group (nsenter has become the program).
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=60)
@@ -300,7 +309,7 @@ class DockerCli(Case):
         process = self.popen("docker", "agentgate", "run", "--runtime", RUNTIME, "--rm", "lab/busybox", "sh", "-c",
                              "trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done")
         self.assertEqual(process.stdout.readline(), "up\n")
-        time.sleep(2)
+        wait_for("the release", self.runs_released)
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=60)
         self.assertEqual(out, "told\n", error)

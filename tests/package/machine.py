@@ -113,7 +113,7 @@ class Machine(Root):
              # Docker's own needs: sysctls, cgroups, keys and BPF.
              "--capability=all", "--system-call-filter=@keyring bpf", "--console=pipe", "--boot"],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
-            env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1", "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "yes"})
+            env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1", "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network"})
         self.pid = None
 
         def leader():

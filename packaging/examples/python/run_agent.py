@@ -8,6 +8,7 @@ Prints the container's id. Exit 1: it was not released, and was removed.
 With Docker's SDK (Debian: python3-docker) and the control API of agentgate (docs/api.md).
 """
 import argparse
+import contextlib
 import http.client
 import json
 import socket
@@ -35,14 +36,14 @@ class Control(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
-def arm(container_id, policy=None):
-    """The report of an arm (docs/openapi.json)."""
+def ask(operation, container_id, policy=None):
+    """The report of an arm or disarm (docs/openapi.json)."""
     body = {"container": container_id}
     if policy:
         body["policy"] = policy
     control = Control()
     try:
-        control.request("POST", "/v1/arm", json.dumps(body), {"Content-Type": "application/json"})
+        control.request("POST", "/v1/" + operation, json.dumps(body), {"Content-Type": "application/json"})
         return json.loads(control.getresponse().read())
     finally:
         control.close()
@@ -58,11 +59,14 @@ def run_agent(client, image, command=None, network="agents", policy=None, **opti
     try:
         container.start()  # closed
         container.pause()
-        report = arm(container.id, policy)
+        report = ask("arm", container.id, policy)
         if report.get("outcome") != "released":
             raise NotReleased(report.get("reason") or report)
         container.unpause()
     except BaseException:
+        # The arm may have been done though its answer was lost, and the removal can fail.
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            ask("disarm", container.id)
         container.remove(force=True, v=True)
         raise
     return container

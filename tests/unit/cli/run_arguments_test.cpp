@@ -48,6 +48,27 @@ Words create(const Words& words) {
   return parsed ? parsed->create : Words{"error"};
 }
 
+// The word after a hidden flag is the image, and what follows that is the container's.
+TEST(RunArgumentsTest, HiddenFlagsTakeNoValue) {
+  for (const char* hidden : {"--disable-content-trust", "--use-api-socket"}) {
+    const auto parsed =
+        parse_run({hidden, "img", "--policy", "open"}, parse_docker_help("      --rm    Remove\n"));
+    ASSERT_TRUE(parsed) << parsed.error().text;
+    EXPECT_EQ(parsed->policy, "");
+    EXPECT_EQ(parsed->create, (Words{hidden, "img", "--policy", "open"}));
+  }
+}
+
+TEST(RunArgumentsTest, TheLabelOfTheRunIsOurs) {
+  const auto flags = parse_docker_help("  -l, --label list   Set\n");
+  for (const Words& words :
+       {Words{"--label", "agentgate.run=x", "img"}, Words{"--label=agentgate.run", "img"},
+        Words{"-lagentgate.run=x", "img"}, Words{"-l", "agentgate.run=x", "img"}}) {
+    EXPECT_FALSE(parse_run(words, flags)) << words.front();
+  }
+  EXPECT_TRUE(parse_run({"--label", "agentgate.runner=x", "img", "-l", "agentgate.run=x"}, flags));
+}
+
 TEST(RunArgumentsTest, TheHelpSaysWhatTakesAValue) {
   const auto flags = parse_docker_help(kHelp);
   EXPECT_EQ(flags.without_value,

@@ -86,6 +86,7 @@ class RunTest : public testing::Test {
     auto started = http::Server::start(options, [this](const http::Request& request) {
       note(request.method + " " + request.path + " " + request.body);
       if (request.path == "/v1/health") return http::Response{health_, R"({"version":1})"};
+      if (request.path == "/v1/disarm") return http::Response{200, disarmed_};
       return http::Response{status_, report_};
     });
     ASSERT_TRUE(started) << started.error().to_string();
@@ -153,6 +154,7 @@ class RunTest : public testing::Test {
   std::unique_ptr<http::Server> server_;
   int health_ = 200, status_ = 200;
   std::string report_ = R"({"outcome":"released","exit":0})";
+  std::string disarmed_ = R"({"outcome":"closed","exit":0})";
   std::ostringstream out_, err_;
   std::string child_out_, child_err_;
 };
@@ -363,11 +365,42 @@ TEST_F(RunTest, WhatCannotBeRemovedIsNamed) {
   answer_arm(1, "refused");
   behave("do_rm() { echo busy >&2; exit 1; }\n");
   EXPECT_EQ(run({"-d", "img"}), kRunRefused);
-  EXPECT_TRUE(said("busy; remove it: docker rm -f " + std::string(kId)));
+  EXPECT_TRUE(said("is closed, but could not be removed: busy; remove it: docker rm -f " +
+                   std::string(kId)));
+  EXPECT_FALSE(called("/v1/disarm"));  // a refused one never was released
   EXPECT_FALSE(said("was removed"));
   behave("do_rm() { echo 'Error: No such container: x' >&2; exit 1; }\n");
   EXPECT_EQ(run({"-d", "--rm", "img"}), kRunRefused);
   EXPECT_TRUE(said("was removed"));
+}
+
+// A release whose container cannot be removed would be one that nobody knows of.
+TEST_F(RunTest, WhatMayBeReleasedIsClosedBeforeItIsRemoved) {
+  const char* const no_removal = "do_rm() { echo busy >&2; exit 1; }\n";
+  behave(std::string("do_unpause() { echo no >&2; exit 1; }\n") + no_removal);
+  EXPECT_EQ(run({"-d", "img"}), kRunFailed);
+  std::string order = verbs();
+  EXPECT_EQ(order.substr(order.size() - 21), "arm unpause disarm rm");
+  EXPECT_TRUE(called("disarm {\"container\":\"" + std::string(kId) + "\"}"));
+  EXPECT_TRUE(said("is closed, but could not be removed"));
+
+  disarmed_ = R"({"outcome":"inconsistent","exit":3})";
+  EXPECT_EQ(run({"-d", "img"}), kRunFailed);
+  EXPECT_TRUE(said("may be released, and could not be removed: busy"));
+  EXPECT_FALSE(said("is closed"));
+
+  // An arm without an answer may have been done all the same.
+  report_ = "not json";
+  behave(no_removal);
+  EXPECT_EQ(run({"-d", "img"}), kRunUnreachable);
+  order = verbs();
+  EXPECT_EQ(order.substr(order.size() - 13), "arm disarm rm");
+}
+
+TEST_F(RunTest, LogsDoNotSteerTheTerminal) {
+  behave("do_start() { echo $ID; }\ndo_logs() { printf 'a\\033[2J\\007\\rb\\tc\\nd\\177\\n'; }\n");
+  EXPECT_EQ(run({"-d", "img"}), kRunRefused);
+  EXPECT_TRUE(said("a [2J  b\tc\nd \n")) << err_.str();
 }
 
 TEST_F(RunTest, ASignalInEachStepLeavesNothing) {
