@@ -312,7 +312,7 @@ class Swarm(unittest.TestCase):
         self.assertEqual((code, outcome), (1, "refused"))
         self.assertIn("(agents, ingress) as a task of service published", reason)
         self.assertIn("docker service update --publish-rm PORT published", reason)
-        # The engine may not say it; the kernel does. Docker's bridge is the third link.
+        # Its third link is on docker_gwbridge, which the engine does not list among its networks.
         links = node.lab.docker("exec", old, "ip", "link").stdout
         self.assertEqual(len(re.findall(r"^\d+: eth", links, re.M)), 3, links)
         wait_for("the reason", lambda: "ports cannot be published" in self.errors("on-host"), 30, 0.5)
