@@ -237,6 +237,15 @@ Evidence check_networks(const engine::Container& container) {
   if (container.attachments.size() != 1) {
     std::string names;
     for (const auto& a : container.attachments) names += (names.empty() ? "" : ", ") + a.name;
+    // Nobody disconnects a task: what the service says, its next task has again.
+    if (!container.attachments.empty() && !container.swarm_service.empty()) {
+      const std::string& service = container.swarm_service;
+      return refuse("it is on " + std::to_string(container.attachments.size()) + " networks (" +
+                    names + ") as a task of service " + service +
+                    "; leave the service on the agentgate network alone: docker service update "
+                    "--publish-rm PORT " +
+                    service + " for a published port, --network-rm NETWORK for another network");
+    }
     return refuse(container.attachments.empty()
                       ? "it is on no network; recreate it with --network on an agentgate network"
                       : "it is on " + std::to_string(container.attachments.size()) + " networks (" +

@@ -71,6 +71,14 @@ class View {
   std::string* problem_;
 };
 
+bool is_service_name(const std::string& text) {
+  return !text.empty() && text.size() <= 63 &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                  c == '-' || c == '_' || c == '.';
+         });
+}
+
 }  // namespace
 
 Result<Container> container_from_json(std::string_view text) {
@@ -84,6 +92,9 @@ Result<Container> container_from_json(std::string_view text) {
   if (!out.name.empty() && out.name[0] == '/') out.name.erase(0, 1);
   out.image = view.at("Config").text("Image");
   out.resolv_conf_path = view.text("ResolvConfPath");
+  // Anybody can give a container this label: it is for messages, and judges nothing.
+  out.swarm_service = view.at("Config").at("Labels").text("com.docker.swarm.service.name");
+  if (!is_service_name(out.swarm_service)) out.swarm_service.clear();
   const View host = view.at("HostConfig");
   out.runtime = host.text("Runtime");
   out.restart_policy = host.at("RestartPolicy").text("Name");

@@ -52,6 +52,7 @@ struct Container {
   std::vector<std::string> published_ports;  // "80/tcp" of HostConfig.PortBindings with a binding
   bool publish_all_ports = false;
   std::vector<std::string> capabilities_added;
+  std::string swarm_service;  // whose task it is, by its label; empty when it is none's
   std::vector<Attachment> attachments;  // sorted by name
 };
 

@@ -607,18 +607,25 @@ struct Host::Impl {
   Status create_network(const NetworkRecord& network) {
     const std::string operation = "create network " + network.id.str();
     const auto known = networks.find(network.id);
-    if (known != networks.end()) {
-      if (known->second == network) return {};
-      return fail(operation, "it exists with other options; remove it first", EEXIST);
-    }
+    if (known != networks.end() && known->second == network) return {};
     // The engine hands out subnets and gives none twice. One that it gives anew was another's that
-    // it forgot: its creation was interrupted, and nothing would ever remove it.
+    // it forgot: its creation was interrupted, and nothing would ever remove it. A network of a
+    // swarm is forgotten with every crash, and comes again under its id, from a configuration of
+    // this host that may be another by now.
     std::vector<NetworkId> forgotten;
     for (const auto& [id, other] : networks) {
-      const bool used =
-          std::any_of(endpoints.begin(), endpoints.end(),
-                      [&id = id](const auto& entry) { return entry.second.network == id; });
-      if (!used && overlap(network, other)) forgotten.push_back(id);
+      const bool same_id = id == network.id;
+      const auto user =
+          std::find_if(endpoints.begin(), endpoints.end(), [&id = id, same_id](const auto& entry) {
+            return entry.second.network == id && (!same_id || has_sandbox(entry.second));
+          });
+      if (same_id && user != endpoints.end()) {
+        return fail(operation,
+                    "it exists with other options, and endpoint " + user->first.str() +
+                        " is on it; remove what is on it first",
+                    EEXIST);
+      }
+      if (user == endpoints.end() && (same_id || overlap(network, other))) forgotten.push_back(id);
     }
     for (const auto& [id, other] : networks) {
       if (std::find(forgotten.begin(), forgotten.end(), id) != forgotten.end()) continue;
@@ -635,7 +642,11 @@ struct Host::Impl {
     }
     // Only now, when nothing else refuses it.
     for (const NetworkId& id : forgotten) {
-      incident("network " + id.str() + " has no endpoint, and its subnet is given anew; removed");
+      for (const auto& [endpoint_id, endpoint] : std::map(endpoints)) {
+        if (endpoint.network == id) collect(endpoint_id, "has no sandbox, and its network is new");
+      }
+      incident("network " + id.str() + " has no endpoint, and its " +
+               (id == network.id ? "id" : "subnet") + " is given anew; removed");
       if (Status gone = delete_network(id); !gone) return gone;
     }
     // Disk before kernel: what the kernel has is always known after a crash.

@@ -80,7 +80,8 @@ struct Snapshot {  // of the whole host, for `status` and `health`
 class Endpoints {
  public:
   virtual ~Endpoints() = default;
-  // The same id with the same content: fine, nothing happens. Another content: EEXIST.
+  // The same id with the same content: fine, nothing happens. Another content: in place of the
+  // first, unless somebody is on that: EEXIST.
   // A pool that overlaps another network's: EADDRINUSE.
   virtual Status create_network(const NetworkRecord& network) = 0;
   virtual Status delete_network(const NetworkId& id) = 0;  // unknown: fine

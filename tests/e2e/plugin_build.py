@@ -76,6 +76,35 @@ def build_in_lab(engine="28.5"):
         build_with(docker, "lab/base")
 
 
+def assemble(agentgated, folder):
+    """A plugin with the daemon of a build, sanitizers and all, in a second: config.json, the daemon, iptables,
+    and the machine's libraries. For tests that are about something else than what the Dockerfile makes."""
+    root = os.path.join(folder, "rootfs")
+    for name in ("usr/sbin", "usr/lib", "usr/lib64", "etc", "host", "run", "tmp", "var"):
+        os.makedirs(os.path.join(root, name))
+    for name in ("sbin", "lib", "lib64"):
+        os.symlink("usr/" + name, os.path.join(root, name))
+    os.symlink("/run", os.path.join(root, "var/run"))
+    shutil.copy(os.path.join(ROOT, "config.json"), folder)
+    programs = {"agentgated": agentgated, "iptables": "/usr/sbin/iptables", "ip6tables": "/usr/sbin/ip6tables"}
+    for kind in ("nft", "legacy"):
+        for name in ("iptables", "ip6tables"):
+            programs[f"{name}-{kind}"] = f"/usr/sbin/{name}-{kind}"
+    modules = glob.glob("/usr/lib/*/xtables")[0]
+    shutil.copytree(modules, root + modules)
+    for name, program in programs.items():
+        subprocess.run(["strip", "--strip-debug", "-o", os.path.join(root, "usr/sbin", name), program], check=True)
+    linked = subprocess.run(["ldd", *programs.values(), *glob.glob(modules + "/*.so")], capture_output=True, text=True)
+    for library in sorted({word for word in linked.stdout.split() if word.startswith("/") and ":" not in word}):
+        target = root + os.path.join("/usr", library.removeprefix("/usr/").lstrip("/"))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copy(library, target)
+    for name, line in (("passwd", "root:x:0:0:root:/:/usr/sbin/nologin\n"), ("group", "root:x:0:\n")):
+        with open(os.path.join(root, "etc", name), "w") as file:
+            file.write(line)
+    return folder
+
+
 def size():
     total = 0
     for folder, _, files in os.walk(os.path.join(PLUGIN, "rootfs")):

@@ -163,6 +163,20 @@ class HostTests(unittest.TestCase):
             here, there = (lab.probe("same", [("tcp", UPLINK_HOST, 8080)]) for lab in (one, two))
             self.assertEqual((here, there), ([True], [False]), "a lab reached the other one's host")
 
+    def test_joined_hosts_reach_each_other_and_nobody_else(self):
+        with Lab(ENGINES[0], name="one") as one, Lab(ENGINES[0], name="two", joined=one) as two:
+            self.assertEqual([lab.run(["hostname"]).stdout for lab in (one, two)], ["one\n", "two\n"])
+            self.assertEqual([lab.segment_address() for lab in (one, two)], ["198.51.100.1", "198.51.100.2"])
+
+            def reaches(lab, other):  # a neighbour that answers has its entry completed
+                lab.run(["bash", "-c", f"echo x >/dev/udp/{other.segment_address()}/9"], check=False)
+                return "lladdr" in lab.run(["ip", "neigh", "show", other.segment_address()]).stdout
+            wait_for("an answer", lambda: reaches(one, two), 5)
+            self.assertNotIn("lan0", one.run(["ip", "link"], "internet").stdout)
+            two.reboot()
+            wait_for("an answer after a reboot", lambda: reaches(two, one), 5)
+        self.assertFalse(os.path.exists(one.dir) or os.path.exists(two.dir))
+
     def test_runsc_is_patched(self):
         with open(fetch.runsc(), "rb") as file:
             code = file.read()

@@ -300,6 +300,40 @@ TEST_F(GuardTest, CollidingNamesAreRefused) {
             std::string::npos);
 }
 
+// A swarm's network comes back under its id, and its subnet is each host's own matter: after a
+// crash of the engine, which nobody is told about, it may be another. Who is on it is never left
+// behind.
+TEST_F(GuardTest, ANetworkOfTheSameIdReplacesOneThatNobodyIsOn) {
+  start(Ownership::best);
+  NetworkRecord network;
+  network.id = NetworkId::parse(kNetwork).value();
+  network.gateway4 = Ipv4InterfaceAddress::parse("172.31.0.1/24").value();
+  network.policy = "web";
+  const Status early = host->create_network(network);
+  ASSERT_FALSE(early);
+  EXPECT_EQ(early.error().code, EEXIST);
+  EXPECT_NE(early.error().text.find("remove what is on it"), std::string::npos);
+  settle();
+  EXPECT_EQ(states(), "closed, released");
+
+  ok(host->delete_endpoint(EndpointId::parse(kReleased).value()));
+  EXPECT_FALSE(host->create_network(network)) << "there is still one on it";
+  // The sandbox of the other goes without a word, as when the engine is killed.
+  const std::string sandbox = directory / "sandbox";
+  std::ofstream(sandbox).close();
+  ok(host->join(EndpointId::parse(kClosed).value(), sandbox).map([](const Port&) {}));
+  EXPECT_FALSE(host->create_network(network));
+  std::filesystem::remove(sandbox);
+  ok(host->create_network(network));
+  EXPECT_FALSE(host->find(EndpointId::parse(kClosed).value()));
+  const std::string bridge = bridge_name(network.id).str();
+  const std::string addresses = space->must({"ip", "addr", "show", bridge});
+  EXPECT_NE(addresses.find("172.31.0.1/24"), std::string::npos) << addresses;
+  EXPECT_EQ(addresses.find("172.30.0.1"), std::string::npos) << addresses;
+  EXPECT_EQ(space->must({"ip", "link"}).find("agp"), std::string::npos);
+  ok(host->create_network(network));  // and again, as it is
+}
+
 // Its own work is not taken for that of others.
 TEST_F(GuardTest, OwnChangesAreNoRepair) {
   start(Ownership::best);

@@ -2,6 +2,7 @@
 """A Docker host in namespaces: network, mounts, engine, agentgated; and the internet behind it."""
 import atexit
 import glob
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ METADATA, LAN = "169.254.169.254", "10.99.0.9"
 UPLINK_HOST, UPLINK_FAR = "203.0.113.2", "203.0.113.1"
 UPLINK6_HOST, UPLINK6_FAR = "2001:db8:113::2", "2001:db8:113::1"
 ENGINES = fetch.ENGINES
+SEGMENT = "198.51.100"  # of hosts that are joined: host N has the address N in it
+HOLDERS = ("host", "internet", "switch")  # processes that keep a namespace open
 PREFIX = "agentlab-"  # of a lab's folder in the directory for temporary files, and of its cgroup
 
 
@@ -138,14 +141,18 @@ def sweep():
 class Lab:
     """Use as a context manager. Everything it starts it stops, by process id.
 
-    `daemon` is merged into daemon.json; `keep` leaves the logs behind.
+    `daemon` is merged into daemon.json; `keep` leaves the logs behind. `name` is the host's.
+    `joined` is another lab: the hosts of both are in one segment, each with an internet of its own.
     """
 
-    def __init__(self, engine="20.10", verbose=False, daemon=None, keep=False):
+    def __init__(self, engine="20.10", verbose=False, daemon=None, keep=False, name="lab", joined=None):
         if os.geteuid() != 0:
             raise PermissionError("the lab makes namespaces: it needs root")
         self.engine, self.verbose, self.keep = engine, verbose, keep
         self.daemon = daemon or {}
+        self.name = name
+        self.joined = joined
+        self.number = None  # in the segment
         self.processes = {}  # name -> Popen, in order of start
         self.bundle = fetch.bundle(engine)
         self.runc = os.path.join(fetch.bundle("20.10"), "usr/sbin/runc")
@@ -181,7 +188,7 @@ class Lab:
     def _holder(self, name, script):
         """A process that keeps a namespace open; returns its pid once the script is through."""
         ready = os.path.join(self.dir, name + ".ready")
-        process = self.spawn(name, ["unshare", "--net", "--mount", "/bin/sh", "-ec",
+        process = self.spawn(name, ["unshare", "--net", "--mount", "--uts", "/bin/sh", "-ec",
                                     script + f"\ntouch {ready}\nexec sleep infinity"])
 
         def done():
@@ -221,12 +228,32 @@ class Lab:
             for a in {addresses}; do ip addr add $a dev lo; done
             for a in {addresses6}; do ip -6 addr add $a dev lo nodad; done
         """)
+        if self.joined:
+            self.joined.plug(self)
         self._boot()
         self._start_internet()
         return self
 
+    def plug(self, other):
+        """A place on the switch, which is the first lab's, for another lab; for itself before that."""
+        if self.number is None:
+            self.switch = self._holder("switch", "ip link add name switch type bridge; ip link set switch up")
+            self.number, self.places = 1, itertools.count(2)
+            self._wire()
+        other.switch, other.places, other.number = self.switch, self.places, next(self.places)
+
+    def _wire(self):
+        port = f"port{self.number}"
+        self.run(["ip", "link", "add", "lan0", "type", "veth", "peer", "name", port, "netns", str(self.switch)])
+        self.run(["ip", "addr", "add", f"{self.segment_address()}/24", "dev", "lan0"])
+        self.run(["ip", "link", "set", "lan0", "up"])
+        self.run(["ip", "link", "set", port, "master", "switch", "up"], "switch")
+
+    def segment_address(self):
+        return f"{SEGMENT}.{self.number}"
+
     def _boot(self):
-        """The host's namespaces, with nothing in them but the uplink."""
+        """The host's namespaces, with nothing in them but the uplink and the segment."""
         d = self.dir
         self.host = self._holder("host", f"""
             mount --make-rprivate /
@@ -252,16 +279,21 @@ class Lab:
             ip -6 route add default via {UPLINK6_FAR}
             echo 1 > /proc/sys/net/ipv4/ip_forward
             echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+            hostname {self.name}
             mount --make-rshared /
         """)
+        if self.number is not None:
+            self._wire()
 
     def reboot(self):
         """Everything of the host ends at once, and its kernel forgets; its disk stays as it is."""
         for name in reversed(list(self.processes)):
-            if name not in ("host", "internet", "servers", "dns", "dns-other"):
+            if name not in (*HOLDERS, "servers", "dns", "dns-other"):
                 self.stop(name, signal.SIGKILL)
         end_strays({self.host})
         self.run(["ip", "link", "del", "far0"], "internet")
+        if self.number is not None:
+            self.run(["ip", "link", "del", f"port{self.number}"], "switch")
         self.stop("host", signal.SIGKILL)
         for name in os.listdir(self.path("run")):
             path = self.path("run/" + name)
@@ -287,10 +319,10 @@ class Lab:
             except subprocess.TimeoutExpired:
                 pass  # what runs on is ended below
         for name in reversed(list(self.processes)):
-            if name not in ("host", "internet"):
+            if name not in HOLDERS:
                 self.stop(name)
-        end_strays({self.processes[name].pid for name in ("host", "internet") if name in self.processes})
-        for name in ("host", "internet"):
+        end_strays({self.processes[name].pid for name in HOLDERS if name in self.processes})
+        for name in HOLDERS:
             self.stop(name, signal.SIGKILL)
         if self.keep:
             os.unlink(self.path("owner.json"))  # nobody's to sweep
@@ -310,7 +342,7 @@ class Lab:
         return f"/proc/{getattr(self, who)}/ns/net"
 
     def nsenter(self, argv, who="host"):
-        return ["nsenter", "-t", str(getattr(self, who)), "-n", "-m"] + argv
+        return ["nsenter", "-t", str(getattr(self, who)), "-n", "-m", "-u"] + argv
 
     def run(self, argv, who="host", check=True, timeout=60, env=None):
         result = subprocess.run(self.nsenter(argv, who), capture_output=True, text=True,

@@ -293,6 +293,11 @@ TEST_F(ChecksTest, Container) {
   refuses(check_networks(c), "on no network");
   c = good, c.attachments.push_back({"bridge", "n", "e", "", "", ""});
   refuses(check_networks(c), "(agents, bridge)");
+  refuses(check_networks(c), "disconnect it");
+  c.attachments.back().name = "ingress";
+  c.swarm_service = "web";
+  refuses(check_networks(c), "(agents, ingress)");
+  refuses(check_networks(c), "docker service update --publish-rm PORT web");
   c = good, c.privileged = true;
   refuses(check_privileges(c), "--privileged");
   for (const char* mode : {"host", "container:x"}) {

@@ -34,6 +34,7 @@ TEST(EngineDecode, ContainerOf2010) {
   EXPECT_TRUE(decoded->published_ports.empty());  // exposed is not published
   EXPECT_FALSE(decoded->publish_all_ports);
   EXPECT_TRUE(decoded->capabilities_added.empty());
+  EXPECT_EQ(decoded->swarm_service, "");
   ASSERT_EQ(decoded->attachments.size(), 1U);
   const Attachment& attachment = decoded->attachments[0];
   EXPECT_EQ(attachment.name, "agents");
@@ -71,6 +72,20 @@ TEST(EngineDecode, ContainerThatNeverRan) {
   EXPECT_EQ(decoded->pid, 0);
   EXPECT_EQ(decoded->restart_policy, "");
   EXPECT_EQ(decoded->attachments.size(), 1U);
+}
+
+// Anybody may give a container the label of a task: what cannot be a service's name is not one.
+TEST(EngineDecode, KnowsATask) {
+  const auto service = [](const std::string& labels) {
+    const auto decoded =
+        container_from_json(R"({"Id": "x", "Config": {"Labels": )" + labels + "}}");
+    return decoded ? decoded->swarm_service : decoded.error().to_string();
+  };
+  EXPECT_EQ(service("null"), "");
+  EXPECT_EQ(service(R"({"com.docker.swarm.service.name": "web_1.a-B"})"), "web_1.a-B");
+  EXPECT_EQ(service(R"({"com.docker.swarm.service.name": "web; reboot"})"), "");
+  EXPECT_EQ(service(R"({"com.docker.swarm.service.name": "\u001b[2J"})"), "");
+  EXPECT_EQ(service(R"({"com.docker.swarm.service.name": ")" + std::string(64, 'a') + "\"}"), "");
 }
 
 TEST(EngineDecode, AbsentKeysAreEmpty) {
