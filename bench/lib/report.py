@@ -1,0 +1,2 @@
+def markdown(results):
+    return "\n".join(map(str,[*results.rows(), *results.ratios()]))
