@@ -153,9 +153,8 @@ def start_bulk_dns(scale, names):
 def refresh_once(scale, amount, turn):
     scale.lab.policy("lab", bulk_policy(amount.names, amount.prefixes, turn))
     answer, ms = post(scale.control, "/v1/refresh", {})
-    for one in answer.get("refreshed", answer if isinstance(answer, list) else []):
-        if one.get("error"):
-            raise RuntimeError(f"refresh: {one['error'][:500]}")
+    if [one["ok"] for one in answer["policies"]] != [True]:
+        raise RuntimeError(f"refresh: {json.dumps(answer)[:500]}")
     return ms
 
 

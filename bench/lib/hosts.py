@@ -83,9 +83,8 @@ class Host:
             self.add(range(self.filled, total))
             self.filled = total
 
-    def run_container(self, name, *extra, runtime="runc"):
-        self.lab.docker("run", "-d", "--name", name, "--runtime", runtime, "--network", self.network, *extra,
-                        "lab/busybox")
+    def run_container(self, name, runtime="runc", image="lab/busybox"):
+        self.lab.docker("run", "-d", "--name", name, "--runtime", runtime, "--network", self.network, image)
 
     def client(self, argv):
         return ["nsenter", "-t", str(self.pid), "-n", *argv]

@@ -48,7 +48,7 @@ class Results:
 
     def add_steps(self, ports, report):
         for step in report["steps"]:
-            name = f"{step['number']} {step['name']}"
+            name = f"{step['step']} {step['name']}"
             self.steps.setdefault(ports, {}).setdefault(name, []).append(step["ms"])
 
     def median(self, metric, ports, contestant="agentgate"):

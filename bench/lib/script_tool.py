@@ -168,7 +168,7 @@ def arm(name):
     # 11 to 13
     require_paused(inspect(name))
     nft(f"flush chain netdev as_port_{name} ingress\nflush chain netdev as_port_{name} egress\n"
-        + accept_rules(name, mac, ip, network["IPAM"]["Config"][0]["Gateway"])
+        + accept_rules(name, mac, ip, attachment["Gateway"])
         + f'add element netdev {GATE} released {{ {mac} comment "{name}" }}\n')
     require("mark set" in run("nft", "list", "table", "netdev", f"as_port_{name}"), "release")
     require(mac in elements(), "not released")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What a released port carries: a TCP stream, small packets, round trips. To the far side, routed."""
 import json
+import os
 import random
 import re
+import shutil
 import subprocess
 import time
 
@@ -59,14 +61,50 @@ def measure(results, hosts, ports, rounds, seconds):
             results.add("round trip", ports, host.name, round_trip(host, seconds))
 
 
-def measure_runsc(results, pairs, rounds, seconds):
-    """pairs: (host, container that has the programs, released)."""
-    pairs = list(pairs)
-    for _ in range(rounds):
-        random.shuffle(pairs)
-        for host, container in pairs:
-            def client(argv, host=host, container=container):
-                return ["env", "DOCKER_HOST=" + host.lab.environment()["DOCKER_HOST"],
-                        "PATH=" + host.lab.environment()["PATH"], "docker", "exec", container, *argv]
-            results.add("TCP stream, runsc", 1, host.name, stream(host, seconds, client))
-            results.add("round trip, runsc", 1, host.name, round_trip(host, seconds, client))
+# -- runsc: the programs run in the guest ---------------------------------------------------------
+def import_image(lab):
+    """lab/bench: busybox, iperf3, sockperf and the libraries that they are linked to."""
+    root = lab.path("image")
+    files = set()
+    for program in ("iperf3", "sockperf"):
+        path = shutil.which(program)
+        files.add(path)
+        listed = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+        files.update(re.findall(r"(/\S+) \(0x", listed))
+    for file in files:
+        at = root + (file if file.startswith(("/lib", "/usr")) else "/bin/" + os.path.basename(file))
+        os.makedirs(os.path.dirname(at), exist_ok=True)
+        shutil.copy(file, at)
+    tar = subprocess.run(["tar", "-C", root, "-c", "."], check=True, capture_output=True).stdout
+    subprocess.run(["docker", "import", "-c", 'CMD ["sleep", "1000000"]', "-c", "ENV PATH=/bin:/usr/bin", "-",
+                    "lab/bench"], input=tar, check=True, env=lab.environment(), stdout=subprocess.DEVNULL)
+
+
+def guest(host, container):
+    """The command prefix of a program in a container."""
+    def client(argv):
+        environment = host.lab.environment()
+        return ["env", *[f"{key}={environment[key]}" for key in ("DOCKER_HOST", "PATH", "HOME")],
+                "docker", "exec", container, *argv]
+    return client
+
+
+def runsc(results, agentgate, docker, amount):
+    name, clients = "guest", {}
+    for host in (agentgate, docker):
+        import_image(host.lab)
+        host.run_container(name, runtime="runsc", image="lab/bench")
+        if "iperf3" not in host.lab.processes:
+            host.serve()
+        clients[host] = guest(host, name)
+    agentgate.lab.docker("pause", name)
+    agentgate.arm(name)
+    agentgate.lab.docker("unpause", name)
+    for _ in range(amount.rounds):
+        pair = [agentgate, docker]
+        random.shuffle(pair)
+        for host in pair:
+            results.add("TCP stream, runsc", 1, host.name, stream(host, amount.seconds, clients[host]))
+        random.shuffle(pair)
+        for host in pair:
+            results.add("round trip, runsc", 1, host.name, round_trip(host, amount.seconds, clients[host]))
