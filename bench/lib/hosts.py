@@ -158,9 +158,9 @@ class Scale(Agentgate):
         lab = self.lab
         lab.write("etc-docker/daemon.json", "{}")
         self.socket = lab.path("run/docker.sock")
-        resolv = lab.write("cells.resolv.conf", "")
+        os.mkdir(lab.path("resolv"))
         lab.spawn("stub", lab.nsenter([sys.executable, os.path.join(HERE, "stub_engine.py"), "/run/docker.sock",
-                                       str(self.size), resolv]))
+                                       str(self.size), lab.path("resolv/conf")]))
         wait_for("stub engine", lambda: os.path.exists(self.socket + ".endpoints"), 120)
         with open(self.socket + ".pids") as file:
             self.pids = [int(pid) for pid in file.read().split()]
@@ -226,7 +226,8 @@ class DockerBridge(Host):
 
 
 class Script(Host):
-    """The container that is measured was armed first: the others' rules stand before its own."""
+    """Each container's rules are put first, so those of the container that was armed first come last.
+    Traffic goes through that one; arm and disarm are measured with another."""
     name, network = "script", script_tool.NETWORK
 
     def prepare(self):
@@ -247,6 +248,10 @@ class Script(Host):
     def measured(self, name="measured"):
         super().measured(name)
         self.lab.docker("pause", name)
+        self.run_container("first")
+        self.lab.docker("pause", "first")
+        self.ask("arm", "first")
+        self.pid = self.lab.inspect("first")["State"]["Pid"]
 
     def inside(self, code):
         self.lab.run([sys.executable, "-B", "-c", f"import sys; sys.path.insert(0, {HERE!r}); import script_tool; {code}"])

@@ -40,6 +40,9 @@ def cell():
 
 pids = [cell() for _ in range(count)]
 endpoints = {}
+for each in range(count):
+    with open(f"{resolv_conf}.{each}", "w"):
+        pass
 
 
 def container_id(number):
@@ -49,7 +52,7 @@ def container_id(number):
 def document(number):
     known = endpoints[number]
     return {"Id": container_id(number), "Name": f"/c{number}", "Config": {"Image": "stub"},
-            "ResolvConfPath": resolv_conf,
+            "ResolvConfPath": f"{resolv_conf}.{number}",
             "HostConfig": {"Runtime": "runsc", "RestartPolicy": {"Name": "no"}, "NetworkMode": "bench"},
             "State": {"Running": True, "Paused": True, "Pid": pids[number], "StartedAt": "2020-01-01T00:00:00Z"},
             "NetworkSettings": {"Networks": {"bench": {
