@@ -18,7 +18,6 @@ METRICS = {
     "disarm to last packet": ("ms", (), "medians"),
     "check": ("ms", (), "medians"),
     "refresh": ("ms", (), "medians"),
-    "refresh, names only asked": ("ms", (), "medians"),
     "packets lost in refreshes": ("packets", (), "medians"),
     "TCP stream": ("Gb/s", ("docker-bridge", "plain-bridge", "script"), "rounds"),
     "small packets": ("kpps", ("docker-bridge", "plain-bridge", "script"), "rounds"),
@@ -29,6 +28,7 @@ METRICS = {
     "memory after arms": ("MB", (), "medians"),
     "CPU idle": ("%", (), "medians"),
     "CPU at 50 arms/s": ("%", (), "medians"),
+    "arms/s of 50 asked": ("/s", (), "medians"),
     "start": ("ms", (), "medians"),
     "arm, instructions": ("million", (), "medians"),
 }
