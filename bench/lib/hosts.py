@@ -149,20 +149,14 @@ class Agentgate(Host):
 class Scale(Agentgate):
     """agentgated with a stub for the engine, and a namespace for each port: all can be released."""
 
-    def __init__(self, version, size):
-        super().__init__(version)
-        self.size = size
-
     def prepare(self):
         lab = self.lab
         lab.start_engine()  # of no use but that its own rules are there, and ours in DOCKER-USER
         self.socket = lab.path("run/stub.sock")
         os.mkdir(lab.path("resolv"))
         lab.spawn("stub", lab.nsenter([sys.executable, os.path.join(HERE, "stub_engine.py"), "/run/stub.sock",
-                                       str(self.size), lab.path("resolv/conf")]))
-        wait_for("stub engine", lambda: os.path.exists(self.socket + ".endpoints"), 120)
-        with open(self.socket + ".pids") as file:
-            self.pids = [int(pid) for pid in file.read().split()]
+                                       lab.path("resolv/conf")]))
+        wait_for("stub engine", lambda: os.path.exists(self.socket + ".orders"))
         lab.policy("lab", POLICY)
         self.driver = lab.path("run/docker/plugins/agentgate.sock")
         self.control = lab.path("run/agentgate/agentgate.sock")
@@ -184,6 +178,7 @@ class Scale(Agentgate):
 
     def add(self, numbers):
         numbers, moves, tell = list(numbers), [], []
+        self.cells(numbers[-1] + 1)
         for number in numbers:
             endpoint = f"{number:010x}" + "e" * 54
             answer, _ = post(self.driver, "/NetworkDriver.CreateEndpoint", {
@@ -201,11 +196,28 @@ class Scale(Agentgate):
                      "link set eth0 up", "link set lo up", f"route add default via {PREFIX}.0.1"]
             subprocess.run(["nsenter", "-t", str(self.pids[number]), "-n", "ip", "-batch", "-"],
                            input="\n".join(lines) + "\n", text=True, check=True)
-        with open(self.socket + ".endpoints", "w") as file:
-            file.write("\n".join(tell) + "\n")
+        self.order(*tell)
         for number in numbers:
             if number:  # 0 is the measured one
                 self.arm_cell(number)
+
+    def order(self, *lines):
+        with open(self.socket + ".orders", "w") as fifo:
+            fifo.write("\n".join(lines) + "\n")
+
+    def cells(self, total):
+        """As many processes as ports: what looks through /proc shall not find more of them."""
+        self.order(json.dumps({"cells": total}))
+        self.pids = []
+
+        def stand():
+            try:
+                with open(self.socket + ".pids") as file:
+                    self.pids = [int(pid) for pid in file.read().split()]
+            except FileNotFoundError:
+                pass
+            return len(self.pids) >= total
+        wait_for("processes", stand, 120)
 
     def fill(self, total):
         super().fill(total + 1)  # besides the measured one

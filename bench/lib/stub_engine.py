@@ -4,9 +4,9 @@
 A thousand real containers do not fit on a small machine. agentgated asks an engine for little, and
 takes the rest from the kernel, which here is as with real ones: veths, namespaces, addresses.
 
-usage: stub_engine.py SOCKET COUNT RESOLV_CONF
-SOCKET.pids names the processes once they stand. SOCKET.endpoints is a fifo for their endpoints, one
-line of JSON each: {"number", "endpoint", "network", "mac", "address"}.
+usage: stub_engine.py SOCKET RESOLV_CONF
+SOCKET.orders is a fifo for lines of JSON: {"cells": N} for N processes, which SOCKET.pids names once
+they stand; and {"number", "endpoint", "network", "mac", "address"} for the endpoint of one.
 """
 import ctypes
 import http.server
@@ -19,7 +19,8 @@ import threading
 
 CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
 libc = ctypes.CDLL(None, use_errno=True)
-path, count, resolv_conf = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+path, resolv_conf = sys.argv[1:]
+pids, endpoints = [], {}
 
 
 def cell():
@@ -38,11 +39,14 @@ def cell():
     return pid
 
 
-pids = [cell() for _ in range(count)]
-endpoints = {}
-for each in range(count):
-    with open(f"{resolv_conf}.{each}", "w"):
-        pass
+def cells(total):
+    while len(pids) < total:
+        with open(f"{resolv_conf}.{len(pids)}", "w"):
+            pass
+        pids.append(cell())
+    with open(path + ".new", "w") as out:
+        out.write(" ".join(map(str, pids)))
+    os.rename(path + ".new", path + ".pids")
 
 
 def container_id(number):
@@ -110,9 +114,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 server = Server(path, Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-with open(path + ".pids", "w") as out:
-    out.write(" ".join(map(str, pids)) + "\n")
-fifo = path + ".endpoints"
+fifo = path + ".orders"
 os.mkfifo(fifo)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 try:
@@ -120,7 +122,10 @@ try:
         with open(fifo) as lines:
             for line in lines:
                 one = json.loads(line)
-                endpoints[one["number"]] = one
+                if "cells" in one:
+                    cells(one["cells"])
+                else:
+                    endpoints[one["number"]] = one
 finally:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
