@@ -90,7 +90,7 @@ def machine():
     with open("/proc/cpuinfo") as file:
         cores = file.read().count("processor\t")
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
-    return f"Kernel {platform.release()}, {cores} cores, load averages at the end {load}, {time.strftime('%Y-%m-%d')}."
+    return f"Kernel {platform.release()}, {cores} cores, load averages when written {load}, {time.strftime('%Y-%m-%d')}."
 
 
 def markdown(results):
