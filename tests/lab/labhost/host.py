@@ -495,13 +495,14 @@ class Lab:
             return []
 
     # -- agentgate --------------------------------------------------------------------------------
-    def start_agentgated(self, binary, *extra, env=None, wait=True, wrap=(), pass_fds=()):
+    def start_agentgated(self, binary, *extra, env=None, wait=True, wrap=(), pass_fds=(),
+                         log_level="debug"):
         environment = dict(self.environment(), **(env or {}))
         os.makedirs(self.path("run/docker/plugins"), exist_ok=True)
         self.spawn("agentgated", self.nsenter(
             [*wrap, binary, "--state-directory", self.path("state"), "--policy-directory",
              self.path("policies"), "--audit-file", self.path("log/audit.jsonl"),
-             "--engine-pid-file", "/run/dockerd.pid", "--log-level", "debug", *extra]), environment,
+             "--engine-pid-file", "/run/dockerd.pid", "--log-level", log_level, *extra]), environment,
             pass_fds)
         if wait:
             self.wait_agentgated()
