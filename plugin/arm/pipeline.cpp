@@ -783,13 +783,14 @@ Report Pipeline::disarm(const std::string& container) {
   for (const EndpointRecord& endpoint : snapshot.endpoints) {
     if (!endpoint.release) continue;
     const Release& release = *endpoint.release;
-    // One that had the name before and runs under another one now is not meant.
-    const bool meant = found && impl_->runs(release.process) ? release.container_id == found->id
-                                                             : names_container(release, container);
-    if (meant || (found && release.container_id == found->id)) {
-      targets.insert(endpoint.id);
-      report.policy = release.policy;
+    if (!found || release.container_id != found->id) {
+      if (!names_container(release, container)) continue;
+      // One that had the name before and runs under another one now is not meant. Asked last: it
+      // is a look at /proc for each release.
+      if (found && impl_->runs(release.process)) continue;
     }
+    targets.insert(endpoint.id);
+    report.policy = release.policy;
   }
   std::vector<std::string> failures;
   for (const EndpointId& id : targets) {
