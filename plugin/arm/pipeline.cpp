@@ -366,6 +366,18 @@ struct Pipeline::Run {
     if (!seen) return tl::unexpected(seen.error());
     runtime = seen->kind;
     all.push_back(seen->evidence);
+    std::string note;
+    auto resolver = check_resolver(
+        container, *seen, policy,
+        [&] {
+          return find_engine_resolver(info->server_version, identity.process,
+                                      impl.options.daemon_json, impl.options.host_resolv_conf,
+                                      system());
+        },
+        note);
+    if (!resolver) return resolver;
+    all.push_back(std::move(*resolver));
+    if (!note.empty()) report.notes.push_back(std::move(note));
 
     auto started = engine::process_identity(container.pid, system().proc);
     if (!started) return tl::unexpected(started.error());
