@@ -12,7 +12,7 @@ RUN scripts/deps plugin
 COPY CMakeLists.txt CMakePresets.json ./
 COPY netdriver netdriver
 COPY plugin plugin
-RUN cmake --preset release && cmake --build --preset release --target agentgated -- --quiet
+RUN cmake --preset release -DAGENTGATE_PACKAGING=OFF && cmake --build --preset release --target agentgated -- --quiet
 # The daemon, the iptables it runs, and the libraries they load. No shell and no package manager.
 RUN set -eu; \
     root=/rootfs; lib=usr/lib/$(gcc -print-multiarch); \

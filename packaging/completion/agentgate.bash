@@ -6,6 +6,7 @@ _agentgate_options() {
   case $1 in
     '') echo "--json --socket --timeout --help" ;;
     arm) echo "--policy --help" ;;
+    run) echo "--policy --wait-ready --help" ;;
     disarm) echo "--help" ;;
     check) echo "--help" ;;
     refresh) echo "--policy --all --help" ;;
@@ -21,7 +22,7 @@ _agentgate_options() {
 
 _agentgate_commands() {
   case $1 in
-    '') echo "arm disarm check refresh status health doctor version policy" ;;
+    '') echo "run arm disarm check refresh status health doctor version policy" ;;
     policy) echo "check list" ;;
   esac
 }
@@ -31,7 +32,7 @@ _agentgate() {
   for ((i = 1; i < COMP_CWORD; ++i)); do
     word=${COMP_WORDS[i]}
     case $word in
-      --socket | --timeout | --policy | --policy-directory) ((++i)) ;;
+      --socket | --timeout | --policy | --policy-directory | --wait-ready) ((++i)) ;;
       -*) ;;
       *) [[ " $(_agentgate_commands "$command") " == *" $word "* ]] && command="${command:+$command }$word" ;;
     esac
@@ -40,7 +41,7 @@ _agentgate() {
   case $previous in
     --socket) mapfile -t COMPREPLY < <(compgen -f -- "$current"); return ;;
     --policy-directory) mapfile -t COMPREPLY < <(compgen -d -- "$current"); return ;;
-    --timeout) return ;;
+    --timeout | --wait-ready) return ;;
     --policy)
       mapfile -t COMPREPLY < <(compgen -W "$(agentgate policy list 2>/dev/null | cut -d' ' -f1)" -- "$current")
       return

@@ -3,7 +3,7 @@
 # them with the program's own --help.
 
 function __agentgate_needs_command
-    not __fish_seen_subcommand_from arm disarm check refresh status health doctor version policy
+    not __fish_seen_subcommand_from run arm disarm check refresh status health doctor version policy
 end
 function __agentgate_in_policy
     __fish_seen_subcommand_from policy; and not __fish_seen_subcommand_from check list
@@ -21,6 +21,7 @@ complete -c agentgate -l socket -r -F -d "The daemon's control socket"
 complete -c agentgate -l timeout -x -d 'Seconds to wait for an answer'
 complete -c agentgate -l help -d 'Help'
 
+complete -c agentgate -n __agentgate_needs_command -a run -d 'Create, start, pause, arm and unpause a container'
 complete -c agentgate -n __agentgate_needs_command -a arm -d 'Verify paused containers and release them'
 complete -c agentgate -n __agentgate_needs_command -a disarm -d 'Close containers again'
 complete -c agentgate -n __agentgate_needs_command -a check -d 'Closed, released or inconsistent'
@@ -32,6 +33,8 @@ complete -c agentgate -n __agentgate_needs_command -a version -d 'Versions of th
 complete -c agentgate -n __agentgate_needs_command -a policy -d 'Policy files'
 
 complete -c agentgate -n '__fish_seen_subcommand_from arm' -l policy -x -a '(__agentgate_policies)' -d 'Policy'
+complete -c agentgate -n '__fish_seen_subcommand_from run' -l policy -x -a '(__agentgate_policies)' -d 'Policy'
+complete -c agentgate -n '__fish_seen_subcommand_from run' -l wait-ready -x -d 'How long to wait for daemon and container'
 complete -c agentgate -n '__fish_seen_subcommand_from refresh' -l policy -x -a '(__agentgate_policies)' -d 'Only this policy'
 complete -c agentgate -n '__fish_seen_subcommand_from refresh' -l all -d 'All policies in use'
 complete -c agentgate -n '__fish_seen_subcommand_from arm disarm check; and not __fish_seen_subcommand_from policy' -a '(__agentgate_containers)'
