@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <sstream>
@@ -28,9 +29,10 @@ namespace {
 using TimePoint = std::chrono::system_clock::time_point;
 
 constexpr std::array kFixed = {25, 0, 5};
-// The start of a process is known to a second or two; and the engine reads the resolver file a
-// moment before it takes the container to be started.
-constexpr std::chrono::seconds kSlack{2};
+// When a process started is known to a second or two.
+constexpr std::chrono::seconds kProcessSlack{2};
+// The engine reads the resolver file a moment before it takes the container to be started.
+constexpr std::chrono::seconds kReadBefore{1};
 
 // Where an engine looks that finds systemd's stub, 127.0.0.53, as the only server.
 constexpr const char* kSystemdStub = "127.0.0.53";
@@ -101,7 +103,10 @@ Result<TimePoint> parse_time(const std::string& text) {
   std::tm time{};
   const char* rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time);
   if (rest == nullptr) return fail("read a time of the engine's", text, EPROTO);
-  return TimePoint(std::chrono::seconds(::timegm(&time)));
+  double fraction = 0;
+  if (*rest == '.') fraction = std::strtod(rest, nullptr);
+  return TimePoint(std::chrono::seconds(::timegm(&time)) +
+                   std::chrono::milliseconds(static_cast<long>(fraction * 1000)));
 }
 
 // `--dns ADDRESS` of the engine's command line.
@@ -138,12 +143,12 @@ Result<EngineResolver> find_engine_resolver(const std::string& engine_version,
   if (!start) return tl::unexpected(start.error());
   const auto configured = changed(daemon_json, engine.pid, system);
   if (!configured) return tl::unexpected(configured.error());
-  const bool settings_hold = *configured <= *start + kSlack;
+  const bool settings_hold = *configured <= *start + kProcessSlack;
   const std::string argument = dns_argument(engine.pid, system);
   if (!argument.empty() || (!settings.servers.empty() && settings_hold)) {
     out.seen = name + " asks " + (argument.empty() ? settings.servers.front() : argument) + " of " +
                (argument.empty() ? daemon_json : "its --dns") + " through the container's port";
-    out.since = *start;
+    out.since = *start + kProcessSlack;
     out.since_what = "the engine was started";
     return out;
   }
@@ -153,14 +158,14 @@ Result<EngineResolver> find_engine_resolver(const std::string& engine_version,
     if (!text) return tl::unexpected(text.error());
     const auto at = changed(path, engine.pid, system);
     if (!at) return tl::unexpected(at.error());
-    if (*at >= out.since) {
-      out.since = *at;
+    if (*at + kReadBefore >= out.since) {
+      out.since = *at + kReadBefore;
       out.since_what = path + " was changed";
     }
     const auto servers = *text ? servers_of(**text) : std::vector<std::string>();
     // It looks for the stub once, when it starts.
     if (path == resolv_conf && settings.resolv_conf.empty() &&
-        servers == std::vector<std::string>{kSystemdStub} && *at <= *start + kSlack) {
+        servers == std::vector<std::string>{kSystemdStub} && *at <= *start + kProcessSlack) {
       path = kBehindTheStub;
       continue;
     }
@@ -194,7 +199,7 @@ Evidence check_resolver(const engine::Container& container, const RuntimeSeen& r
   std::string problem;
   if (resolver->by_host) {
     problem = resolver->seen;
-  } else if (resolver->since != TimePoint() && *start < resolver->since + kSlack) {
+  } else if (resolver->since != TimePoint() && *start < resolver->since) {
     problem = resolver->seen + ", but the container was started before " + resolver->since_what +
               " and may have been given other servers: restart it";
   } else {
