@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "tests/unit/arm/world.h"
 
 namespace agentgate::arm {
@@ -174,10 +176,12 @@ TEST_F(EngineResolverTest, AContainerThatIsOlderThanTheFileMayHaveOtherServers) 
   refused("started before /etc/resolv.conf was changed");
   started(seconds(10));
   EXPECT_TRUE(check());
-  // A link that pointed elsewhere until now.
-  fs::rename(base / "engine/etc/resolv.conf", base / "engine/etc/a");
+  // A link to a file that is old enough, but that pointed elsewhere until now.
+  write("engine/etc/a", "nameserver 192.0.2.53\n");
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  started(seconds(0));
+  fs::remove(base / "engine/etc/resolv.conf");
   fs::create_symlink("a", base / "engine/etc/resolv.conf");
-  started(seconds(-60));
   refused("started before /etc/resolv.conf was changed");
   // Older than the engine, whose configuration was another one then (live restore).
   write("engine/daemon.json", R"({"dns":["192.0.2.53"]})");
