@@ -83,7 +83,7 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
           "needs Linux 5.16 or newer");
   const auto iptables = [] {
     for (const char* folder : {"/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"}) {
-      const std::string path = std::string(folder) + "/iptables";
+      std::string path = std::string(folder) + "/iptables";
       if (::access(path.c_str(), X_OK) == 0) return path;
     }
     return std::string();

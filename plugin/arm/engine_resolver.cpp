@@ -14,7 +14,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <charconv>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
@@ -41,7 +41,14 @@ constexpr const char* kBehindTheStub = "/run/systemd/resolve/resolv.conf";
 // A version that cannot be read is taken for an old one.
 bool is_fixed(const std::string& version) {
   std::array<int, 3> seen{};
-  if (std::sscanf(version.c_str(), "%d.%d.%d", &seen[0], &seen[1], &seen[2]) != 3) return false;
+  const char* at = version.data();
+  const char* const end = at + version.size();
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    if (i > 0 && (at == end || *at++ != '.')) return false;
+    const auto [rest, error] = std::from_chars(at, end, seen[i]);
+    if (error != std::errc()) return false;
+    at = rest;
+  }
   return seen >= kFixed;
 }
 
@@ -90,8 +97,8 @@ Result<TimePoint> started(const ProcessIdentity& process, const System& system) 
   const std::string path = system.proc + "/stat";
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    long long boot = 0;
-    if (std::sscanf(line.c_str(), "btime %lld", &boot) != 1) continue;
+    if (line.rfind("btime ", 0) != 0) continue;
+    const long long boot = std::strtoll(line.c_str() + 6, nullptr, 10);
     const auto seconds = process.start_time / static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
     return TimePoint(std::chrono::seconds(boot + static_cast<long long>(seconds)));
   }
@@ -171,9 +178,13 @@ Result<EngineResolver> find_engine_resolver(const std::string& engine_version,
     }
     const auto loopback = std::find_if(servers.begin(), servers.end(), is_loopback);
     out.by_host = loopback != servers.end();
-    out.seen = name + (out.by_host ? " asks " + *loopback + " of " + path +
-                                         " from the host's network namespace (CVE-2024-29018)"
-                                   : " finds no loopback server in " + path);
+    out.seen = name;
+    if (out.by_host) {
+      out.seen.append(" asks ").append(*loopback).append(" of ").append(path).append(
+          " from the host's network namespace (CVE-2024-29018)");
+    } else {
+      out.seen.append(" finds no loopback server in ").append(path);
+    }
     break;
   }
   // Another "resolv-conf" than the engine knows says nothing about the one that it reads.
