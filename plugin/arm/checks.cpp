@@ -120,6 +120,16 @@ bool is_fallback_tunnel(const netdriver::SandboxLink& link) {
   });
 }
 
+// runsc's flags: its own stack is the default; with "host" the guest uses the namespace's.
+bool has_own_network_stack(const std::vector<std::string>& arguments) {
+  return std::all_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
+    const auto name = argument.find_first_not_of('-');
+    const std::string flag = name == std::string::npos ? "" : argument.substr(name);
+    return flag != "network" &&
+           (flag.rfind("network=", 0) != 0 || flag == "network=sandbox" || flag == "network=none");
+  });
+}
+
 }  // namespace
 
 Evidence check_capabilities(const System& system) {
@@ -295,7 +305,7 @@ Result<RuntimeSeen> identify_runtime(const std::string& name, const engine::Runt
   // containerd shims are named by type; the type is the shim's name by containerd's rule.
   if (runtime.path.empty() || runtime.path.rfind("io.containerd.", 0) == 0) {
     const std::string& type = runtime.type.empty() ? runtime.path : runtime.type;
-    if (type == "io.containerd.runsc.v1") return RuntimeSeen{"runsc", "shim " + type};
+    if (type == "io.containerd.runsc.v1") return RuntimeSeen{"runsc", "shim " + type, false};
     const bool runc_shim = type == "io.containerd.runc.v2" ||
                            type == "io.containerd.runtime.v1.linux" ||
                            (type.empty() && name == "runc");
@@ -305,7 +315,7 @@ Result<RuntimeSeen> identify_runtime(const std::string& name, const engine::Runt
                      "path or io.containerd.runsc.v1");
     }
     // The runc shim runs whatever binary its options name.
-    if (runtime.binary.empty()) return RuntimeSeen{"runc", "shim " + type};
+    if (runtime.binary.empty()) return RuntimeSeen{"runc", "shim " + type, false};
     program = runtime.binary;
   }
   const EngineFiles files(engine_pid, system);
@@ -314,8 +324,10 @@ Result<RuntimeSeen> identify_runtime(const std::string& name, const engine::Runt
   if (!opened) return refused("has the program " + program + ": " + opened.error().to_string());
   const auto kind = kind_of(opened->get(), path);
   if (!kind) return refused("has the program " + path + ": " + kind.error().to_string());
-  if (*kind == Program::gvisor) return RuntimeSeen{"runsc", path};
-  if (*kind == Program::runc) return RuntimeSeen{"runc", path};
+  if (*kind == Program::gvisor) {
+    return RuntimeSeen{"runsc", path, has_own_network_stack(runtime.arguments)};
+  }
+  if (*kind == Program::runc) return RuntimeSeen{"runc", path, false};
   return refused("has the program " + path +
                  ", which is neither gVisor's runsc nor runc (a wrapper script cannot be verified; "
                  "use \"runtimeArgs\" of the engine instead)");

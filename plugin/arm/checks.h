@@ -8,6 +8,8 @@
 
 #include <sys/types.h>
 
+#include <chrono>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -54,6 +56,9 @@ struct System {
 struct RuntimeSeen {
   std::string kind;
   std::string evidence;
+  // What listens on a loopback address of the container's namespace is not there for its programs:
+  // gVisor with its own network stack.
+  bool own_loopback = false;
 };
 // By the program's own text, read where the engine finds it: in the root directory and the PATH of
 // the engine's process. Remembers a program by inode, size and time.
@@ -65,6 +70,27 @@ struct RuntimeSeen {
                                                 const engine::Info& info,
                                                 const policy::Policy& policy,
                                                 std::int64_t engine_pid, const System& system);
+
+// From where the engine's embedded resolver asks for containers that have no servers of their own.
+struct EngineResolver {
+  bool by_host = false;  // from the host's network namespace, where no port is
+  std::string seen;      // "engine 20.10.24 asks 127.0.0.1 of /etc/resolv.conf"
+  // It reads its files when it starts, and the resolver file when a container starts: so much holds
+  // for containers that started after this, because of that.
+  std::chrono::system_clock::time_point since;
+  std::string since_what;
+};
+[[nodiscard]] Result<EngineResolver> find_engine_resolver(const std::string& engine_version,
+                                                          const ProcessIdentity& engine,
+                                                          const std::string& daemon_json,
+                                                          const std::string& resolv_conf,
+                                                          const System& system);
+// The engine does not send the container's DNS queries from the host's network namespace, or the
+// policy accepts it: then `note` says so. `by_engine` is asked for only when it decides.
+[[nodiscard]] Evidence check_resolver(const engine::Container& container,
+                                      const RuntimeSeen& runtime, const policy::Policy& policy,
+                                      const std::function<Result<EngineResolver>()>& by_engine,
+                                      std::string& note);
 
 // The kernel's word on whether the process is frozen, where its cgroup can be read: in our view of
 // the cgroups, else in the engine's. Only runc

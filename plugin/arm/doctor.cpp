@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 
 #include "plugin/arm/checks.h"
 
@@ -17,6 +16,31 @@ std::string first_word(const std::string& path) {
   std::string word;
   file >> word;
   return word;
+}
+
+std::vector<std::string> policy_names(const Options& options) {
+  auto names = policy::list(options.policy_directory);
+  std::vector<std::string> all = names ? std::move(*names) : std::vector<std::string>();
+  if (std::find(all.begin(), all.end(), "default") == all.end()) all.emplace_back("default");
+  return all;
+}
+
+// Policies that allow runc and do not accept that the engine's resolver asks from the host.
+std::vector<std::string> refused_for_the_resolver(const Options& options) {
+  std::vector<std::string> out;
+  for (const std::string& name : policy_names(options)) {
+    const auto loaded = policy::load(options.policy_directory, name);
+    if (!loaded || loaded->accept_host_resolver) continue;
+    const auto& runtimes = loaded->runtimes;
+    if (std::find(runtimes.begin(), runtimes.end(), "runc") != runtimes.end()) out.push_back(name);
+  }
+  return out;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const auto& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
 }
 
 }  // namespace
@@ -59,7 +83,7 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
           "needs Linux 5.16 or newer");
   const auto iptables = [] {
     for (const char* folder : {"/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"}) {
-      const std::string path = std::string(folder) + "/iptables";
+      std::string path = std::string(folder) + "/iptables";
       if (::access(path.c_str(), X_OK) == 0) return path;
     }
     return std::string();
@@ -94,32 +118,24 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
             "install runsc and add it to \"runtimes\" in " + options.daemon_json +
                 ", or allow \"runc\" in your policies");
       }
-      // Engines before 25.0.5 ask loopback resolvers from the host's namespace even for closed
-      // containers (CVE-2024-29018).
-      std::ifstream resolv(options.host_resolv_conf);
-      bool loopback = false;
-      for (std::string line; std::getline(resolv, line);) {
-        std::istringstream words(line);
-        std::string key;
-        std::string address;
-        words >> key >> address;
-        if (key == "nameserver" && (address.rfind("127.", 0) == 0 || address == "::1"))
-          loopback = true;
-      }
-      const int major = std::atoi(info->server_version.c_str());
-      if (loopback && major < 25) {
-        add("resolver.loopback", "warning",
-            "engine " + info->server_version +
-                " asks this host's loopback resolver for its "
-                "containers, past every gate (CVE-2024-29018)",
-            "set \"dns\": [\"ADDRESS\"] in " + options.daemon_json +
-                " to one that is not loopback");
+      const auto resolver =
+          find_engine_resolver(info->server_version, identity->process, options.daemon_json,
+                               options.host_resolv_conf, options.system);
+      if (!resolver) {
+        add("resolver.loopback", "missing", resolver.error().to_string(), "mend the file");
+      } else if (!resolver->by_host) {
+        add("resolver.loopback", "ok", resolver->seen, "");
       } else {
-        add("resolver.loopback", "ok",
-            loopback ? "loopback resolver, engine does not forward to it "
-                       "for agentgate networks"
-                     : "no loopback resolver",
-            "");
+        const std::vector<std::string> refused = refused_for_the_resolver(options);
+        const std::string arms =
+            refused.empty()
+                ? "; no policy that allows runc is without \"accept_host_resolver\""
+                : "; runc containers without --dns are not armed under policy " + joined(refused);
+        add("resolver.loopback", refused.empty() ? "warning" : "missing",
+            resolver->seen + ", for closed runc containers as well" + arms,
+            "set \"dns\": [\"ADDRESS\"] in " + options.daemon_json +
+                " to one that is not loopback and restart the engine, or start containers with "
+                "--dns; see docs/policy.md");
       }
     }
   }
@@ -147,9 +163,7 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
   if (!names) {
     add("policies.directory", "missing", names.error().to_string(), "make it readable for root");
   } else {
-    std::vector<std::string> all = *names;
-    if (std::find(all.begin(), all.end(), "default") == all.end()) all.emplace_back("default");
-    for (const std::string& name : all) {
+    for (const std::string& name : policy_names(options)) {
       const auto loaded = policy::load(options.policy_directory, name);
       const std::string check = "policy." + name;
       if (loaded) {

@@ -24,7 +24,9 @@ EngineFiles::EngineFiles(std::int64_t pid, const System& system)
 Result<FileDescriptor> EngineFiles::open(const std::string& path, int flags) const {
   if (failed_ != 0) return fail("root directory of the engine", process_ + "/root", failed_);
   open_how how{};
-  how.flags = static_cast<std::uint64_t>(flags | O_CLOEXEC | O_NONBLOCK);
+  // A pipe must not hold us up; O_PATH opens none, and openat2 refuses what O_PATH ignores.
+  const int never_wait = (flags & O_PATH) != 0 ? 0 : O_NONBLOCK;
+  how.flags = static_cast<std::uint64_t>(flags | O_CLOEXEC | never_wait);
   how.resolve = RESOLVE_IN_ROOT;
   const long fd = ::syscall(SYS_openat2, root_.get(), path.c_str(), &how, sizeof how);
   if (fd < 0) return fail_errno("open " + path);

@@ -389,7 +389,18 @@ struct Pipeline::Run {
     auto seen = check_runtime(container, *info, policy, identity.process.pid, system());
     if (!seen) return tl::unexpected(seen.error());
     runtime = seen->kind;
-    return seen->evidence;
+    std::string note;
+    auto resolver = check_resolver(
+        container, *seen, policy,
+        [&] {
+          return find_engine_resolver(info->server_version, identity.process,
+                                      impl.options.daemon_json, impl.options.host_resolv_conf,
+                                      system());
+        },
+        note);
+    if (!resolver) return resolver;
+    if (!note.empty()) report.notes.push_back(std::move(note));
+    return seen->evidence + "; " + *resolver;
   }
   // What of step 5 is known before the container's program runs.
   Evidence before_start() {
@@ -635,6 +646,7 @@ struct Pipeline::Run {
       return tl::unexpected(found.error());
     }
     container = std::move(*found);
+    if (!container.running) container.started_at = utc_now();  // as it would be
     report.container_id = container.id;
     report.container_name = container.name;
     if (request.policy) {

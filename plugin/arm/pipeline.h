@@ -29,8 +29,8 @@ struct Options {
   std::string daemon_json = "/etc/docker/daemon.json";
   std::string audit_file;              // empty: none
   std::vector<std::string> resolvers;  // for the names of policies; empty: the host's own
-  std::string host_resolv_conf = "/etc/resolv.conf";
-  System system;  // where /proc and the cgroups are
+  std::string host_resolv_conf = "/etc/resolv.conf";  // as the engine sees it
+  System system;                                      // where /proc and the cgroups are
 };
 
 class Pipeline : public Service, public Watched {

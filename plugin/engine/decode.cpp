@@ -107,6 +107,7 @@ Result<Container> container_from_json(std::string_view text) {
   out.privileged = host.flag("Privileged");
   out.publish_all_ports = host.flag("PublishAllPorts");
   out.capabilities_added = host.texts("CapAdd");
+  out.dns = host.texts("Dns");
   host.members("PortBindings", [&](const std::string& port, const View&, const json& bindings) {
     if (bindings.is_null()) return;
     if (!bindings.is_array()) {
@@ -161,6 +162,16 @@ Result<std::map<std::string, Runtime>> runtimes_from_daemon_json(std::string_vie
       .members("runtimes", [&](const std::string& name, const View& runtime, const json&) {
         out[name] = runtime_from(runtime);
       });
+  if (!problem.empty()) return fail("read daemon.json", problem, EPROTO);
+  return out;
+}
+
+Result<DnsSettings> dns_from_daemon_json(std::string_view text) {
+  const json root = json::parse(text, nullptr, false);
+  if (!root.is_object()) return fail("read daemon.json", "not a JSON object", EPROTO);
+  std::string problem;
+  const View view(&root, &problem);
+  DnsSettings out{view.texts("dns"), view.text("resolv-conf")};
   if (!problem.empty()) return fail("read daemon.json", problem, EPROTO);
   return out;
 }

@@ -49,6 +49,7 @@ struct Container {
   std::string started_at;
   std::string sandbox_key;
   std::string resolv_conf_path;
+  std::vector<std::string> dns;              // HostConfig.Dns: servers of its own
   std::vector<std::string> published_ports;  // "80/tcp" of HostConfig.PortBindings with a binding
   bool publish_all_ports = false;
   std::vector<std::string> capabilities_added;
@@ -150,6 +151,11 @@ class Engine : public Api {
 // "runtimes" of the engine's configuration file; none is an empty map.
 [[nodiscard]] Result<std::map<std::string, Runtime>> runtimes_from_daemon_json(
     std::string_view text);
+struct DnsSettings {
+  std::vector<std::string> servers;  // "dns"
+  std::string resolv_conf;           // "resolv-conf", where it is not the usual file
+};
+[[nodiscard]] Result<DnsSettings> dns_from_daemon_json(std::string_view text);
 [[nodiscard]] Result<std::vector<std::string>> endpoints_from_json(std::string_view text);
 [[nodiscard]] Result<Event> event_from_json(std::string_view text);
 

@@ -10,9 +10,10 @@ namespace agentgate::policy {
 
 inline constexpr std::size_t kMaxFileSize = std::size_t{4} << 20;
 
-inline constexpr std::array kPolicyKeys = {"version", "description",     "comment",      "allow",
-                                           "deny",    "private",         "resolvers",    "runtimes",
-                                           "reject",  "refresh_seconds", "grace_seconds"};
+inline constexpr std::array kPolicyKeys = {
+    "version", "description",     "comment",       "allow",
+    "deny",    "private",         "resolvers",     "runtimes",
+    "reject",  "refresh_seconds", "grace_seconds", "accept_host_resolver"};
 inline constexpr std::array kAllowKeys = {"name", "cidr", "services", "optional", "comment"};
 inline constexpr std::array kDenyKeys = {"cidr", "services", "comment"};
 inline constexpr std::array kPrivateKeys = {"address", "service", "comment"};

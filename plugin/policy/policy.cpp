@@ -112,6 +112,7 @@ class Parser {
       out_.policy.runtimes = {"runsc"};
     }
     flag(root, "reject", out_.policy.reject);
+    flag(root, "accept_host_resolver", out_.policy.accept_host_resolver);
     seconds(root, "refresh_seconds", out_.policy.refresh, 1);
     seconds(root, "grace_seconds", out_.policy.grace, 0);
     std::set<std::string_view> names;
@@ -825,7 +826,8 @@ std::string to_json(const Policy& policy) {
                     {"runtimes", policy.runtimes},
                     {"reject", policy.reject},
                     {"refresh_seconds", policy.refresh.count()},
-                    {"grace_seconds", policy.grace.count()}};
+                    {"grace_seconds", policy.grace.count()},
+                    {"accept_host_resolver", policy.accept_host_resolver}};
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -58,6 +58,8 @@ struct Policy {
   std::vector<IpAddress> resolvers;   // allowed on udp/53 and tcp/53, and written to resolv.conf
   std::vector<std::string> runtimes;  // allowed OCI runtimes, by what they are: "runsc", "runc"
   bool reject = true;
+  // Arms although the engine asks DNS servers for the container from the host's network namespace.
+  bool accept_host_resolver = false;
   std::chrono::seconds refresh{300};  // resolve again at arm when older than this
   std::chrono::seconds grace{3600};   // an address that rotated out stays allowed this long
   std::string revision;               // first 12 hex digits of the SHA-256 of the file

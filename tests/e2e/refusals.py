@@ -72,7 +72,13 @@ class Refusals(Case):
         self.assertEqual(self.world.state("r4"), "closed")
 
     def test_privileged(self):
-        self.container("r5", "--privileged")
+        try:
+            self.container("r5", "--privileged")
+        except RuntimeError as error:
+            # 20.10 asks for every capability that it knows of, newer ones for those that they have.
+            if self.ENGINE != "20.10" or "unable to apply caps" not in str(error):
+                raise
+            self.skipTest("the engine cannot start a privileged container with this machine's capabilities")
         self.refused("r5", "privileged")
 
     def test_host_namespaces(self):

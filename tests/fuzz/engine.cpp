@@ -33,6 +33,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (container && container->id.empty()) std::abort();
   if (!container && container.error().text.empty()) std::abort();
   (void)info_from_json(text);
+  (void)runtimes_from_daemon_json(text);
+  (void)dns_from_daemon_json(text);
   (void)endpoints_from_json(text);
   const auto event = event_from_json(text);
   if (event && (event->type.empty() || event->action.empty())) std::abort();

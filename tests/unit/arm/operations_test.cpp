@@ -575,9 +575,9 @@ TEST_F(DoctorTest, EachThingThatIsMissing) {
   EXPECT_EQ(finding("forwarding.ipv6").outcome, "ok");
   engine.information.runtimes.erase("runsc");
   missing("runtime.runsc", "warning", "install runsc");
-  write("resolv.conf.host", "nameserver 127.0.0.53\n");
+  write("engine/etc/resolv.conf", "nameserver 127.0.0.1\n");
   EXPECT_EQ(finding("resolver.loopback").outcome, "ok");  // 28.5.2
-  engine.information.server_version = "20.10.24+dfsg1";
+  old_engine();
   missing("resolver.loopback", "warning", "\"dns\"");
   process(test::kEnginePid, 1000, "other", "", "dockerd");
   EXPECT_EQ(finding("engine.namespace").outcome, "missing");
@@ -586,6 +586,24 @@ TEST_F(DoctorTest, EachThingThatIsMissing) {
   missing("engine.api", "missing", "--engine-socket");
   write("proc/thread-self/status", "CapEff:\t0\n");
   EXPECT_EQ(finding("daemon.capabilities").outcome, "missing");
+}
+
+TEST_F(DoctorTest, ResolverOfTheHost) {
+  old_engine();
+  EXPECT_EQ(finding("resolver.loopback").outcome, "ok");
+  write("engine/etc/resolv.conf", "nameserver 127.0.0.1\n");
+  EXPECT_EQ(finding("resolver.loopback").outcome, "warning");  // no policy allows runc
+  if (::geteuid() == 0) {
+    policy("web", R"({"version":1,"runtimes":["runc"]})");
+    EXPECT_EQ(finding("resolver.loopback").outcome, "missing");
+    EXPECT_NE(finding("resolver.loopback").seen.find("under policy web"), std::string::npos);
+    policy("web", R"({"version":1,"runtimes":["runc"],"accept_host_resolver":true})");
+    EXPECT_EQ(finding("resolver.loopback").outcome, "warning");
+  }
+  write("engine/daemon.json", R"({"dns":["192.0.2.53"]})");
+  EXPECT_EQ(finding("resolver.loopback").outcome, "ok");
+  write("engine/daemon.json", "{");
+  EXPECT_EQ(finding("resolver.loopback").outcome, "missing");
 }
 
 TEST_F(DoctorTest, PolicyFiles) {

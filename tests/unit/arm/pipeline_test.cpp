@@ -58,6 +58,25 @@ class PipelineTest : public test::World {
   }
 };
 
+TEST_F(PipelineTest, AResolverThatAsksFromTheHost) {
+  if (::geteuid() != 0) GTEST_SKIP() << "policy files must be root's";
+  old_engine();
+  write("engine/etc/resolv.conf", "nameserver 127.0.0.1\n");
+  write("cgroups/freezer/docker/" + test::kContainerId + "/freezer.state", "FROZEN\n");
+  engine.container.runtime = "runc";
+  ports.links[0].addresses = {IpAddress::parse("10.99.0.2").value(),
+                              IpAddress::parse("fd99::2").value()};
+  policy("web", R"({"version":1,"runtimes":["runc"]})");
+  refused(arm("a1", "web"), 5, "CVE-2024-29018");
+  policy("web", R"({"version":1,"runtimes":["runc"],"accept_host_resolver":true})");
+  const Report report = arm("a1", "web");
+  ASSERT_EQ(report.outcome, Outcome::released) << report.reason;
+  ASSERT_EQ(report.notes.size(), 1U);
+  EXPECT_NE(report.notes[0].find("past the gate"), std::string::npos) << report.notes[0];
+  engine.container.runtime = "runsc";  // whose guest does not reach it
+  EXPECT_EQ(arm().outcome, Outcome::released);
+}
+
 TEST_F(PipelineTest, ReleasesWhatIsAsItMustBe) {
   const Report report = arm();
   ASSERT_EQ(report.outcome, Outcome::released) << report.reason;

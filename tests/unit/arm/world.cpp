@@ -185,6 +185,23 @@ std::vector<std::string> World::audit_lines() const {
   return out;
 }
 
+void World::old_engine() {
+  engine.information.server_version = "20.10.24+dfsg1";
+  const std::time_t now = std::time(nullptr);
+  started(std::chrono::hours(2));
+  // Clock ticks since the boot, of which there are a hundred in a second.
+  write("proc/stat", "cpu 1 2 3\nbtime " + std::to_string(now + 3600 - 10) + "\n");
+}
+
+void World::started(std::chrono::seconds from_now) {
+  const std::time_t at = std::time(nullptr) + from_now.count();
+  std::tm time{};
+  char text[64];
+  ::gmtime_r(&at, &time);
+  ::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S.123456789Z", &time);
+  engine.container.started_at = text;
+}
+
 Pipeline& World::pipeline() {
   if (!pipeline_) pipeline_ = std::make_unique<Pipeline>(options, ports, engine);
   return *pipeline_;
@@ -201,7 +218,7 @@ void World::SetUp() {
   options.policy_directory = base / "policies";
   options.daemon_json = "/daemon.json";  // below the engine's root
   options.audit_file = (base / "log" / "audit.jsonl").string();
-  options.host_resolv_conf = (base / "resolv.conf.host").string();
+  options.host_resolv_conf = "/etc/resolv.conf";  // likewise
   options.system = {(base / "proc").string(), (base / "cgroups").string()};
 
   write("netns/host", "");
@@ -229,7 +246,7 @@ void World::SetUp() {
 
   fs::create_symlink(base / "netns/container", base / "sandbox");
   write("engine/resolv.conf", "nameserver 127.0.0.11\n");
-  write("resolv.conf.host", "nameserver 192.0.2.53\n");
+  write("engine/etc/resolv.conf", "nameserver 192.0.2.53\n");
 
   engine.container.id = kContainerId;
   engine.container.name = "a1";

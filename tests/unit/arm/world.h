@@ -105,6 +105,9 @@ class World : public ::testing::Test {
   void TearDown() override;
 
   void write(const std::filesystem::path& path, const std::string& text) const;
+  // 20.10, started in an hour, and the container in two: both long after every file was written.
+  void old_engine();
+  void started(std::chrono::seconds from_now);
   void process(std::int64_t pid, std::uint64_t start_time, const std::string& netns,
                const std::string& cgroup, const std::string& comm) const;
   // A policy file; needs root, since policies must be root's.

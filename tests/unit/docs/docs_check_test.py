@@ -62,6 +62,9 @@ CHANGES = [
     ("plugin/cli/run.h", "kRunUndone = 122", "kRunUndone = 123", ["docs/run.md: exit code 123 is missing",
                                                                   "agentgate run --help: exit code 123 is missing"]),
     ("packaging/man/agentgate.1", ".B 124\n", ".B 123\n", ["exit code 124 is missing"]),
+    ("docs/engines.md", "| story | as it must be", "| story | better than that", ["its table is not that of"]),
+    ("docs/engines.json", '"ok": true', '"ok": false', ["docs/engines.json: 20.10 runc story: as it must be"]),
+    ("docs/engines.json", '"what": "guard"', '"what": "guards"', ["28.5 runc and runsc guard was not tried"]),
     ("docs/threat-model.md", "`LayerOneAlone`", "`LayerNineAlone`", ["test LayerNineAlone does not exist"]),
 ]
 

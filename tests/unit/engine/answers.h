@@ -16,7 +16,7 @@ inline constexpr const char* kContainer20 = R"({
  "Image": "sha256:00", "ResolvConfPath": "/var/lib/docker/containers/c1b0/resolv.conf",
  "Name": "/a1", "RestartCount": 0, "Driver": "overlay2", "Platform": "linux",
  "HostConfig": {"Binds": null, "NetworkMode": "agents", "PortBindings": {},
-   "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}, "CapAdd": null, "CapDrop": null,
+   "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}, "CapAdd": null, "CapDrop": null, "Dns": ["192.0.2.53"],
    "CgroupnsMode": "host", "IpcMode": "private", "PidMode": "", "Privileged": false,
    "PublishAllPorts": false, "UTSMode": "", "UsernsMode": "", "Runtime": "runsc"},
  "Config": {"Hostname": "c1b0", "Image": "img:1", "ExposedPorts": {"80/tcp": {}}},

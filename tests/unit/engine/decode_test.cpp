@@ -35,6 +35,7 @@ TEST(EngineDecode, ContainerOf2010) {
   EXPECT_FALSE(decoded->publish_all_ports);
   EXPECT_TRUE(decoded->capabilities_added.empty());
   EXPECT_EQ(decoded->swarm_service, "");
+  EXPECT_EQ(decoded->dns, std::vector<std::string>{"192.0.2.53"});
   ASSERT_EQ(decoded->attachments.size(), 1U);
   const Attachment& attachment = decoded->attachments[0];
   EXPECT_EQ(attachment.name, "agents");
@@ -184,6 +185,13 @@ TEST(EngineDecode, InfoOf29) {
   EXPECT_TRUE(runtimes_from_daemon_json("{}")->empty());
   EXPECT_FALSE(runtimes_from_daemon_json(R"({"runtimes": []})"));
   EXPECT_FALSE(runtimes_from_daemon_json("nothing"));
+  const auto dns = dns_from_daemon_json(R"({"dns": ["192.0.2.53"], "resolv-conf": "/x"})");
+  ASSERT_TRUE(dns);
+  EXPECT_EQ(dns->servers, std::vector<std::string>{"192.0.2.53"});
+  EXPECT_EQ(dns->resolv_conf, "/x");
+  EXPECT_TRUE(dns_from_daemon_json("{}")->servers.empty());
+  EXPECT_FALSE(dns_from_daemon_json(R"({"dns": "192.0.2.53"})"));
+  EXPECT_FALSE(dns_from_daemon_json("nothing"));
 }
 
 TEST(EngineDecode, EndpointsOfANetwork) {

@@ -41,7 +41,7 @@ TEST(Parse, ReadsEveryKey) {
   "private": [{"address": "10.0.0.5", "service": "tcp/5432", "comment": "db"}],
   "resolvers": ["1.1.1.1", "10.0.0.53", "2606:4700:4700::1111"],
   "runtimes": ["runsc", "runc"],
-  "reject": false, "refresh_seconds": 60, "grace_seconds": 0
+  "reject": false, "refresh_seconds": 60, "grace_seconds": 0, "accept_host_resolver": true
 })");
   ASSERT_TRUE(result.errors.empty()) << all(result.errors);
   EXPECT_TRUE(result.warnings.empty()) << all(result.warnings);
@@ -67,11 +67,13 @@ TEST(Parse, ReadsEveryKey) {
   EXPECT_FALSE(policy.reject);
   EXPECT_EQ(policy.refresh, std::chrono::seconds(60));
   EXPECT_EQ(policy.grace, std::chrono::seconds(0));
+  EXPECT_TRUE(policy.accept_host_resolver);
 }
 
 TEST(Parse, HasDefaults) {
   const ParseResult result = read("{\"version\":1}");
   ASSERT_TRUE(result.errors.empty()) << all(result.errors);
+  EXPECT_FALSE(result.policy.accept_host_resolver);
   EXPECT_EQ(result.policy.runtimes, std::vector<std::string>{"runsc"});
   EXPECT_TRUE(result.policy.reject);
   EXPECT_EQ(result.policy.refresh, std::chrono::seconds(300));
@@ -123,7 +125,8 @@ TEST(Parse, ReportsRepeatedKeysAndGoesOn) {
             "web.json:3:1: key 'reject' stands twice; keep one of them\n"
             "web.json:4:32: key 'cidr' stands twice; keep one of them\n"
             "web.json:5:1: unknown key 'nope'; a policy has: version, description, comment, allow, "
-            "deny, private, resolvers, runtimes, reject, refresh_seconds, grace_seconds\n");
+            "deny, private, resolvers, runtimes, reject, refresh_seconds, grace_seconds, "
+            "accept_host_resolver\n");
 }
 
 TEST(Parse, RefusesWrongTypes) {
@@ -132,8 +135,8 @@ TEST(Parse, RefusesWrongTypes) {
     expect_error(with(key, "17"), "web.json:2:1: ");
     expect_error(with(key, "null"), "web.json:2:1: ");
   }
-  for (const char* key :
-       {"version", "description", "comment", "reject", "refresh_seconds", "grace_seconds"}) {
+  for (const char* key : {"version", "description", "comment", "reject", "refresh_seconds",
+                          "grace_seconds", "accept_host_resolver"}) {
     expect_error("{\"version\":1,\n\"" + std::string(key) + "\": []}", "web.json:2:");
   }
   expect_error("{\"version\":1,\n\"refresh_seconds\": 1.5}",
@@ -427,7 +430,8 @@ TEST(ToJson, IsAPolicyFileThatMeansTheSame) {
 {"cidr":"192.0.2.0/24","services":["tcp/1"]},{"cidr":"192.0.2.0/24","services":["tcp/2"]}],
 "deny":[{"cidr":"192.0.2.0/28"},{"cidr":"192.0.2.0/28","services":["tcp/1"]},{"cidr":"192.0.2.128/25","services":["tcp/1"]}],
 "private":[{"address":"10.0.0.5","service":"tcp/5432"},{"address":"10.0.0.5","service":"tcp/5432"}],
-"resolvers":["9.9.9.9"],"runtimes":["runc"],"reject":false,"refresh_seconds":7,"grace_seconds":8})");
+"resolvers":["9.9.9.9"],"runtimes":["runc"],"reject":false,"refresh_seconds":7,"grace_seconds":8,
+"accept_host_resolver":true})");
   ASSERT_TRUE(first.errors.empty()) << all(first.errors);
   const std::string text = to_json(first.policy);
   EXPECT_NE(text.find("\"tcp/443-444\""), std::string::npos) << text;
@@ -439,6 +443,7 @@ TEST(ToJson, IsAPolicyFileThatMeansTheSame) {
   EXPECT_FALSE(second.policy.names[1].optional);
   EXPECT_EQ(second.policy.private_rules.size(), 1U);
   EXPECT_EQ(second.policy.grace, std::chrono::seconds(8));
+  EXPECT_TRUE(second.policy.accept_host_resolver);
   EXPECT_TRUE(read(to_json(builtin())).errors.empty());
 }
 
