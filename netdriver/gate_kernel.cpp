@@ -242,6 +242,15 @@ struct Gate::Impl {
   Status set_up_bridge(const NetworkSpec& network) {
     auto link = rtnl->link(network.bridge);
     if (!link && link.error().code != ENODEV) return tl::unexpected(link.error());
+    // Renamed since rename_back() looked: a second bridge would leave the first behind.
+    if (const auto index = indexes.find(network.bridge); !link && index != indexes.end()) {
+      const auto renamed = rtnl->link(index->second);
+      if (renamed && renamed->kind == "bridge") {
+        if (Status back = rtnl->rename(renamed->index, network.bridge); !back) return back;
+        link = rtnl->link(network.bridge);
+        if (!link) return tl::unexpected(link.error());
+      }
+    }
     const bool known = link && indexes.count(network.bridge) != 0 &&
                        indexes.at(network.bridge) == link->index && link->kind == "bridge";
     if (link && !known &&

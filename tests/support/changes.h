@@ -33,9 +33,8 @@ inline constexpr Change kChanges[] = {
     {"nomaster", "ip link set $port nomaster"},
     // Before Linux 6.2 only a link that is DOWN can be renamed, and the guard may be faster.
     {"renamed",
-     "until printf 'link set %s down\\nlink set %s name other0\\n' $port $port | ip -b -; do :; "
-     "done;"
-     "ip link set other0 up || :"},
+     "for i in $(seq 500); do printf 'link set %s down\\nlink set %s name other0\\n' $port $port |"
+     " ip -b - && { ip link set other0 up || :; exit 0; }; done; exit 1"},
     {"moved", "ip link set $port master br9"},
     {"group", "ip link set $port group 5"},
     {"bridge_down", "ip link set $bridge down"},
@@ -48,9 +47,8 @@ inline constexpr Change kChanges[] = {
     {"bridge_snooping", "ip link set $bridge type bridge mcast_snooping 1"},
     {"bridge_fwd_mask", "ip link set $bridge type bridge group_fwd_mask 0x4008"},
     {"bridge_renamed",
-     "until printf 'link set %s down\\nlink set %s name other1\\n' $bridge $bridge | ip -b -; do "
-     ":; "
-     "done"},
+     "for i in $(seq 500); do printf 'link set %s down\\nlink set %s name other1\\n' $bridge "
+     "$bridge | ip -b - && exit 0; done; exit 1"},
     {"bridge_deleted", "ip link del $bridge"},
     {"flush_ruleset", "nft flush ruleset", true},
     {"table_inet_gone", "nft delete table inet agentgate", true},

@@ -182,6 +182,22 @@ TEST_F(GateTest, TamperingIsNamed) {
   EXPECT_NE(report.differences[0].where.find("FDB"), std::string::npos);
 }
 
+// A stranger may rename a bridge between the repair's look at the names and its look at the bridge.
+TEST_F(GateTest, ABridgeThatWasRenamedIsNotMadeASecondTime) {
+  ok(gate->create_network(network()));
+  const std::string bridge = network().bridge.str();
+  const auto before = host->json({"ip", "-j", "link", "show", bridge})[0]["ifindex"];
+  host->sh("ip link set " + bridge + " down; ip link set " + bridge + " name other1");
+  ok(gate->create_network(network()));
+  const auto after = host->json({"ip", "-j", "link", "show", bridge})[0];
+  EXPECT_EQ(after["ifindex"], before);
+  EXPECT_NE(host->exec({"ip", "link", "show", "other1"}).status, 0);
+  EXPECT_EQ(
+      after["operstate"] == "DOWN" && after["flags"].dump().find("\"UP\"") == std::string::npos,
+      false)
+      << after.dump();
+}
+
 // Anything that another program changes is named.
 struct Tamper {
   const char* name;
