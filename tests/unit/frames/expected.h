@@ -2,6 +2,7 @@
 //
 // What tcpdump says of each frame of the catalogue, sent by Identity::example(). Addresses are
 // replaced by who has them (see readable() in frames_test.cpp). "/2" is the second frame of a kind.
+// Only what tcpdump 4.99.3 (Debian 12) and 4.99.5 (Debian 13) both say.
 #pragma once
 
 namespace agentgate::test {
@@ -131,7 +132,7 @@ inline constexpr Expected kExpected[] = {
     {"link-group-0f", "own > 01:80:c2:00:00:0f, ethertype Unknown (0x88b5)", ""},
     {"link-group-mvrp", "own > 01:80:c2:00:00:21, ethertype Unknown (0x88f5)", ""},
     {"cdp", "own > 01:00:0c:cc:cc:cc, 802.3", "LLC, dsap SNAP (0xaa) Individual, ssap SNAP (0xaa) Command, ctrl 0x03: oui Cisco (0x00000c), pid CDP (0x2000), length 24: CDPv2, ttl: 180s"},
-    {"ptp", "own > 01:1b:19:00:00:00, ethertype PTP (0x88f7)", "PTPv2, v1 compat : no, msg type : sync msg, length : 44, domain : 0, reserved1 : 0, Flags [none], NS correction : 0, sub NS correction : 0, reserved2 : 0, clock identity : 0x0, port id : 0, seq id : 0, control : 0 (Sync), log message interval : 0, originTimeSt"},
+    {"ptp", "own > 01:1b:19:00:00:00, ethertype PTP (0x88f7)", "msg type : sync msg, length : 44, domain : 0, reserved1 : 0, Flags [none], NS correction : 0, sub NS correction : 0"},
     {"loopback-ctp", "own > gw, ethertype Loopback (0x9000)", "Loopback, skipCount 0, Reply, receipt number 0, data (40 octets)"},
     {"macsec", "own > gw, ethertype 802.1AE MACsec (0x88e5)", "an 0, pn 1, flags none, sl 44,"},
     {"nd-solicit-gateway", "own > 33:33:ff:00:00:01, ethertype IPv6 (0x86dd)", "(hlim 255, next-header ICMPv6 (58) payload length: 56) own6 > ff02::1:ff00:1: [icmp6 sum ok] ICMP6, neighbor solicitation, length 56, who has gw6 source link-address option (1), length 8 (1): own"},
@@ -159,8 +160,8 @@ inline constexpr Expected kExpected[] = {
     {"mld-query", "own > 33:33:00:00:00:01, ethertype IPv6 (0x86dd)", "(hlim 1, next-header Options (0) payload length: 52) own-ll > ff02::1: HBH (rtalert: 0x0000) (padn) [icmp6 sum ok] ICMP6, multicast listener query v2 [max resp delay=1000] [gaddr ff05::1234 robustness=2 qqi=125"},
     {"dhcp4-discover", "own > all, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 290) 0.0.0.0.68 > 255.255.255.255.67: [udp sum ok] BOOTP/DHCP, Request from own, length 262, xid 0x41474147, Flags [Broadcast] (0x8000) Client-Ethernet-Address own Vendor-rfc1048 Extensions Magic Cookie 0"},
     {"dhcp4-offer-rogue", "own > all, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 290) own4.67 > 255.255.255.255.68: [udp sum ok] BOOTP/DHCP, Reply, length 262, xid 0x41474147, Flags [Broadcast] (0x8000) Your-IP nb4 Server-IP own4 Client-Ethernet-Address own Vendor-rfc1048 Extensions M"},
-    {"dhcp6-solicit", "own > 33:33:00:01:00:02, ethertype IPv6 (0x86dd)", "(hlim 64, next-header UDP (17) payload length: 38) own-ll.546 > ff02::1:2.547: [udp sum ok] dhcp6 solicit (xid=414741 (client-ID vid 00007ed9"},
-    {"dhcp6-advertise-rogue", "own > nb, ethertype IPv6 (0x86dd)", "(hlim 64, next-header UDP (17) payload length: 38) own-ll.547 > nb-ll.546: [udp sum ok] dhcp6 advertise (xid=414741 (client-ID vid 00007ed9"},
+    {"dhcp6-solicit", "own > 33:33:00:01:00:02, ethertype IPv6 (0x86dd)", "(hlim 64, next-header UDP (17) payload length: 38) own-ll.546 > ff02::1:2.547: [udp sum ok] dhcp6 solicit (xid=414741 (client-ID "},
+    {"dhcp6-advertise-rogue", "own > nb, ethertype IPv6 (0x86dd)", "(hlim 64, next-header UDP (17) payload length: 38) own-ll.547 > nb-ll.546: [udp sum ok] dhcp6 advertise (xid=414741 (client-ID "},
     {"mdns", "own > 01:00:5e:00:00:fb, ethertype IPv4 (0x0800)", "(ttl 255, offset 0, flags [none], proto UDP (17), length 68) own4.5353 > 224.0.0.251.5353: [udp sum ok] 0 A (QM)?"},
     {"mdns6", "own > 33:33:00:00:00:fb, ethertype IPv6 (0x86dd)", "(hlim 255, next-header UDP (17) payload length: 48) own-ll.5353 > ff02::fb.5353: [udp sum ok] 0 A (QM)?"},
     {"llmnr", "own > 01:00:5e:00:00:fc, ethertype IPv4 (0x0800)", "(ttl 1, offset 0, flags [none], proto UDP (17), length 68) own4.40000 > 224.0.0.252.5355: [udp sum ok] UDP, length 40"},
@@ -183,10 +184,10 @@ inline constexpr Expected kExpected[] = {
     {"ip4-record-route", "own > gw, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 52, options (RR 0.0.0.0,EOL)) own4.40000 > out4.7777: [udp sum ok] UDP, length 16"},
     {"ip4-router-alert", "own > gw, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 48, options (RA)) own4.40000 > out4.7777: [udp sum ok] UDP, length 16"},
     {"ip4-bad-checksum", "own > gw, ethertype IPv4 (0x0800)", "bad cksum"},
-    {"ip4-length-beyond-frame", "own > gw, ethertype IPv4 (0x0800)", "truncated-ip - 1356 bytes missing! (ttl 64, offset 0, flags [none], proto UDP (17), length 1400) own4.40000 > out4.7777: [udp sum ok] UDP, length 16"},
+    {"ip4-length-beyond-frame", "own > gw, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 1400) own4.40000 > out4.7777: [udp sum ok] UDP, length 16"},
     {"ip4-trailer", "own > gw, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 44) own4.40000 > out4.7777: [udp sum ok] UDP, length 16"},
-    {"ip6-in-ip4-ethertype", "own > gw, ethertype IPv4 (0x0800)", "IP6, wrong link-layer encapsulation (invalid)"},
-    {"ip4-in-ip6-ethertype", "own > gw, ethertype IPv6 (0x86dd)", "version error: 4 != 6"},
+    {"ip6-in-ip4-ethertype", "own > gw, ethertype IPv4 (0x0800)", "(invalid)"},
+    {"ip4-in-ip6-ethertype", "own > gw, ethertype IPv6 (0x86dd)", "4 != 6"},
     {"ip4-icmp-redirect", "own > nb, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto ICMP (1), length 72) gw4 > nb4: ICMP redirect out4 to host own4, length 52 (ttl 64, offset 0, flags [none], proto UDP (17), length 44) nb4.40000 > out4.7777: [udp sum ok] UDP, length 16"},
     {"ip6-routing-type0", "own > gw, ethertype IPv6 (0x86dd)", "(hlim 64, next-header Routing (43) payload length: 48) own6 > out6: RT6 (len=2, type=0 [Deprecated], segleft=0, rsv=0x0, [0]out6) 40000 > 7777: [udp sum ok] UDP, length 16"},
     {"ip6-routing-type0-gateway", "own > gw, ethertype IPv6 (0x86dd)", "(hlim 64, next-header Routing (43) payload length: 48) own6 > gw6: RT6 (len=2, type=0 [Deprecated], segleft=1, rsv=0x0, [0]nb6) 40000 > 7777: [udp sum ok] UDP, length 16"},
@@ -224,7 +225,7 @@ inline constexpr Expected kExpected[] = {
     {"size-9014", "own > gw, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 9000) own4.40000 > out4.7777: [udp sum ok] UDP, length 8972"},
     {"size-42", "own > gw, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 28) own4.40000 > out4.7777: [udp sum ok] UDP, length 0"},
     {"size-14", "own > gw, ethertype Unknown (0x88b6)", ""},
-    {"size-14-ip4", "own > gw, ethertype IPv4 (0x0800)", "[|ip]"},
+    {"size-14-ip4", "own > gw, ethertype IPv4 (0x0800)", "length 14: ["},
     {"size-34-ip4-header-only", "own > gw, ethertype IPv4 (0x0800)", "(ttl 64, id 16648, offset 0, flags [none], proto UDP (17), length 20) own4 > out4: [|udp]"},
     {"size-15-arp", "own > all, ethertype ARP (0x0806)", "[|arp]"},
     {"mac-zero-source", "00:00:00:00:00:00 > gw, ethertype IPv4 (0x0800)", "(ttl 64, offset 0, flags [none], proto UDP (17), length 44) own4.40000 > out4.7777: [udp sum ok] UDP, length 16"},
