@@ -79,8 +79,13 @@ std::vector<Finding> examine(const Options& options, host::Ports& ports, engine:
           "needs Linux 6.9 or newer; without it another program's `nft flush ruleset` empties our "
           "tables (closed ports stay closed by the bridge's port flags)");
 
-  feature("kernel.bridge_locked", snapshot.features.bridge_locked, "missing",
-          "needs Linux 5.16 or newer");
+  if (!snapshot.features.bridge_locked && snapshot.endpoints.empty()) {
+    // It takes a bridge port to see it, and every port is read back when it is made.
+    add("kernel.bridge_locked", "ok", "not tried before the first port", "");
+  } else {
+    feature("kernel.bridge_locked", snapshot.features.bridge_locked, "missing",
+            "needs Linux 5.16 or newer");
+  }
   const auto iptables = [] {
     for (const char* folder : {"/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"}) {
       std::string path = std::string(folder) + "/iptables";

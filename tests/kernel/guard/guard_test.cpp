@@ -355,6 +355,7 @@ TEST_F(GuardTest, AfterARestartItGuardsWhatItFound) {
   start_host(Ownership::best);
   settle();
   EXPECT_EQ(states(), "closed, released");
+  EXPECT_TRUE(host->snapshot().features.bridge_locked);  // seen on what it found
   for (const Change& change : kControls) {
     is_put_back(change);
     if (HasFatalFailure()) return;
