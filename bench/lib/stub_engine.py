@@ -57,7 +57,7 @@ def document(number):
     known = endpoints[number]
     return {"Id": container_id(number), "Name": f"/c{number}", "Config": {"Image": "stub"},
             "ResolvConfPath": f"{resolv_conf}.{number}",
-            "HostConfig": {"Runtime": "runsc", "RestartPolicy": {"Name": "no"}, "NetworkMode": "bench"},
+            "HostConfig": {"Runtime": "runsc", "Dns": ["192.0.2.53"], "RestartPolicy": {"Name": "no"}, "NetworkMode": "bench"},
             "State": {"Running": True, "Paused": True, "Pid": pids[number], "StartedAt": "2020-01-01T00:00:00Z"},
             "NetworkSettings": {"Networks": {"bench": {
                 "NetworkID": known["network"], "EndpointID": known["endpoint"], "MacAddress": known["mac"],

@@ -131,6 +131,8 @@ class Run {
     if (!child) return std::nullopt;
     for (;;) {
       if (const auto ended = child->wait(&signals_, std::nullopt)) {
+        // A terminal's signal may have met it before it left our process group.
+        if (ended->code != 0 && interrupted()) return std::nullopt;
         return Answer{ended->code, child->out(), child->err()};
       }
       if (!interrupted()) continue;
