@@ -697,21 +697,6 @@ struct Gate::Impl {
   static Difference foreign_entry(const PortSpec& port, const MacAddress& mac) {
     return {"port " + port.name.str() + ", FDB", "", mac.to_string()};
   }
-  // The same for one port; nothing where there is no such port, which is a difference by itself.
-  Result<std::vector<Difference>> foreign_entries_of(const InterfaceName& bridge_name,
-                                                     const PortSpec& port) {
-    const auto bridge = rtnl->link(bridge_name);
-    const auto link = rtnl->link(port.name);
-    std::vector<Difference> out;
-    if (!bridge || !link || link->master != bridge->index) return out;
-    auto entries = rtnl->fdb(bridge->index, link->index);
-    if (!entries) return tl::unexpected(entries.error());
-    for (const FdbEntry& entry : *entries) {
-      if (is_foreign(entry, port)) out.push_back(foreign_entry(port, entry.mac));
-    }
-    return out;
-  }
-
   // FDB entries on ports of ours that are not the port's own.
   Result<std::vector<std::pair<InterfaceName, MacAddress>>> foreign_entries(const GateSpec& want) {
     std::map<std::uint32_t, const PortSpec*> by_index;
@@ -865,17 +850,9 @@ Result<std::unique_ptr<Gate>> Gate::open(Ownership ownership) {
 
 const KernelFeatures& Gate::features() const { return impl_->features; }
 
-Result<std::vector<InterfaceName>> Gate::strangers(const GateSpec& want) {
-  auto links = impl_->rtnl->links();
-  if (!links) return tl::unexpected(links.error());
-  std::vector<InterfaceName> out;
-  for (const Link& link : Impl::strangers(*links, want)) out.push_back(link.name);
-  return out;
-}
-
-Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
+Result<Restored> Gate::restore(const GateSpec& wanted) {
   GateSpec want = wanted;
-  std::vector<InterfaceName> result;
+  Restored result;
 
   auto links = impl_->rtnl->links();
   if (!links) return tl::unexpected(links.error());
@@ -887,6 +864,8 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
   for (const Link& link : Impl::strangers(*links, want)) {
     if (const Status gone = impl_->rtnl->delete_link(link.name); !gone) {
       errors.push_back(gone.error());
+    } else {
+      result.removed.push_back(link.name);
     }
   }
   if (const Status status = first_of(std::move(errors), "remove what is not known"); !status) {
@@ -903,7 +882,7 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
     if (has_link(port->first)) {
       ++port;
     } else {
-      result.push_back(port->first);
+      result.closed.push_back(port->first);
       port = want.ports.erase(port);
     }
   }
@@ -934,7 +913,7 @@ Result<std::vector<InterfaceName>> Gate::restore(const GateSpec& wanted) {
       }
       if (good) continue;
       port.policy.reset();
-      result.push_back(name);
+      result.closed.push_back(name);
     }
     // Policies that no port is released to are not installed.
     for (auto policy = want.policies.begin(); policy != want.policies.end();) {
@@ -1261,9 +1240,6 @@ Result<PortReport> Gate::inspect_port(const NetworkSpec& network, const PortSpec
   auto seen = impl_->link_differences(network.bridge, port);
   if (!seen) return tl::unexpected(seen.error());
   std::vector<Difference> link_differences = std::move(*seen);
-  auto foreign = impl_->foreign_entries_of(network.bridge, port);
-  if (!foreign) return tl::unexpected(foreign.error());
-  link_differences.insert(link_differences.end(), foreign->begin(), foreign->end());
 
   auto table_differences = impl_->compare_tables(port, policy);
   if (!table_differences) return tl::unexpected(table_differences.error());
@@ -1281,6 +1257,19 @@ Result<PortReport> Gate::inspect_port(const NetworkSpec& network, const PortSpec
   report.differences.insert(report.differences.end(), table_differences->begin(),
                             table_differences->end());
   return report;
+}
+
+Result<std::vector<Difference>> Gate::foreign_entries(const PortSpec& port) {
+  std::vector<Difference> out;
+  const auto bridge = impl_->rtnl->link(port.bridge);
+  const auto link = impl_->rtnl->link(port.name);
+  if (!bridge || !link || link->master != bridge->index) return out;
+  auto entries = impl_->rtnl->fdb(bridge->index, link->index);
+  if (!entries) return tl::unexpected(entries.error());
+  for (const FdbEntry& entry : *entries) {
+    if (Impl::is_foreign(entry, port)) out.push_back(Impl::foreign_entry(port, entry.mac));
+  }
+  return out;
 }
 
 Result<std::vector<Difference>> Gate::inspect_network(const NetworkSpec& network) {

@@ -42,6 +42,11 @@ struct Survey {
   [[nodiscard]] bool empty() const { return differences.empty(); }
 };
 
+struct Restored {
+  std::vector<InterfaceName> closed;   // ports that could not stay as they are meant, or are gone
+  std::vector<InterfaceName> removed;  // links of ours that nobody knows
+};
+
 struct Repaired {
   std::vector<InterfaceName> gone;    // ports whose link is not there any more
   std::vector<InterfaceName> closed;  // could not be brought to what is meant; their links are DOWN
@@ -78,11 +83,8 @@ class Gate {
   // interruption if the kernel has exactly that; a port that differs in anything is closed (and is
   // returned as such). Where the kernel has no `persist` the tables are gone with their owner: then
   // a released port is released again if its link and its controls are exactly as meant. Links with
-  // our group and names that `want` does not know are removed. Returns the ports it had to close.
-  Result<std::vector<InterfaceName>> restore(const GateSpec& want);
-
-  // Links with our group and names that `want` does not know: what restore() would remove.
-  Result<std::vector<InterfaceName>> strangers(const GateSpec& want);
+  // our group and names that `want` does not know are removed.
+  Result<Restored> restore(const GateSpec& want);
 
   // Compares everything of ours with `want`, and changes nothing. Reads the tables once and asks
   // for each link by itself.
@@ -138,6 +140,10 @@ class Gate {
   // found closed in all layers is `closed`.
   Result<PortReport> inspect_port(const NetworkSpec& network, const PortSpec& port,
                                   const PolicySpec* policy);
+  // FDB entries on the port that are not its own. Apart from inspect_port(), which an arm calls
+  // again and again: the kernel goes through the bridge's whole FDB for it. Nothing where the port
+  // is not on its bridge, which is a difference by itself.
+  Result<std::vector<Difference>> foreign_entries(const PortSpec& port);
   // Compares bridge device, addresses, the constant part of the three tables and the sets that
   // all networks share.
   Result<std::vector<Difference>> inspect_network(const NetworkSpec& network);

@@ -12,16 +12,14 @@
 
 namespace agentgate::arm {
 
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
+using netdriver::UniqueFd;
 
 EngineFiles::EngineFiles(std::int64_t pid, const System& system)
     : process_(system.proc + "/" + std::to_string(pid)),
       root_(::open((process_ + "/root").c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
-      failed_(root_.get() < 0 ? errno : 0) {}
+      failed_(root_.valid() ? 0 : errno) {}
 
-Result<FileDescriptor> EngineFiles::open(const std::string& path, int flags) const {
+Result<UniqueFd> EngineFiles::open(const std::string& path, int flags) const {
   if (failed_ != 0) return fail("root directory of the engine", process_ + "/root", failed_);
   open_how how{};
   // A pipe must not hold us up; O_PATH opens none, and openat2 refuses what O_PATH ignores.
@@ -30,11 +28,10 @@ Result<FileDescriptor> EngineFiles::open(const std::string& path, int flags) con
   how.resolve = RESOLVE_IN_ROOT;
   const long fd = ::syscall(SYS_openat2, root_.get(), path.c_str(), &how, sizeof how);
   if (fd < 0) return fail_errno("open " + path);
-  return FileDescriptor(static_cast<int>(fd));
+  return UniqueFd(static_cast<int>(fd));
 }
 
-Result<FileDescriptor> EngineFiles::open_program(const std::string& program,
-                                                 std::string& path) const {
+Result<UniqueFd> EngineFiles::open_program(const std::string& program, std::string& path) const {
   path = program;
   if (failed_ != 0 || program.find('/') != std::string::npos) return open(program, O_RDONLY);
   std::istringstream folders(search_path());

@@ -8,44 +8,28 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "netdriver/error.h"
+#include "netdriver/unique_fd.h"
 #include "plugin/arm/checks.h"
 
 namespace agentgate::arm {
-
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~FileDescriptor();
-  [[nodiscard]] int get() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
 
 class EngineFiles {
  public:
   EngineFiles(std::int64_t pid, const System& system);
   // An absolute path. Symbolic links are the engine's: they start at its root, not at ours, and do
   // not lead out of it.
-  [[nodiscard]] Result<FileDescriptor> open(const std::string& path, int flags) const;
+  [[nodiscard]] Result<netdriver::UniqueFd> open(const std::string& path, int flags) const;
   // As the engine would find a program: a bare name through its PATH. `path` becomes where it is.
-  [[nodiscard]] Result<FileDescriptor> open_program(const std::string& program,
-                                                    std::string& path) const;
+  [[nodiscard]] Result<netdriver::UniqueFd> open_program(const std::string& program,
+                                                         std::string& path) const;
 
  private:
   [[nodiscard]] std::string search_path() const;
 
   std::string process_;
-  FileDescriptor root_;
+  netdriver::UniqueFd root_;
   int failed_;  // why there is no root_
 };
 

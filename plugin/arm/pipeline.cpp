@@ -49,7 +49,7 @@ tl::unexpected<Error> refuse(std::string text) { return fail("", std::move(text)
 Status write_in_place(const EngineFiles& files, const std::string& path, const std::string& text) {
   const auto opened = files.open(path, O_WRONLY | O_NOFOLLOW);
   if (!opened) return tl::unexpected(opened.error());
-  const FileDescriptor& file = *opened;
+  const netdriver::UniqueFd& file = *opened;
   struct stat status {};
   if (::fstat(file.get(), &status) < 0) return fail_errno("stat " + path);
   if (!S_ISREG(status.st_mode)) return fail("write " + path, "not a regular file", EINVAL);
@@ -63,7 +63,7 @@ Status write_in_place(const EngineFiles& files, const std::string& path, const s
 Result<std::string> read_back(const EngineFiles& files, const std::string& path) {
   const auto opened = files.open(path, O_RDONLY | O_NOFOLLOW);
   if (!opened) return tl::unexpected(opened.error());
-  const FileDescriptor& file = *opened;
+  const netdriver::UniqueFd& file = *opened;
   std::string text(64UL * 1024, '\0');
   const ssize_t length = ::read(file.get(), text.data(), text.size());
   if (length < 0) return fail_errno("read " + path);
@@ -245,7 +245,7 @@ struct Pipeline::Run {
   host::Port port{};
   policy::Policy policy{};
   ProcessIdentity process{};
-  FileDescriptor netns{};
+  netdriver::UniqueFd netns{};
   netdriver::SandboxLink link{};
   policy::Resolution resolution{};
   netdriver::PolicySpec spec{};
@@ -339,16 +339,11 @@ struct Pipeline::Run {
   // 5
   Evidence container_premises() {
     std::vector<std::string> all;
-    for (const auto check :
-         {check_paused, check_restart_policy, check_networks, check_privileges, check_ports}) {
-      auto evidence = check(container);
+    report.policy = request.policy ? *request.policy : policy_name(port.endpoint, port.network);
+    for (auto evidence : {check_paused(container), before_start()}) {
       if (!evidence) return evidence;
       all.push_back(std::move(*evidence));
     }
-    report.policy = request.policy ? *request.policy : policy_name(port.endpoint, port.network);
-    auto fits = runtime_premise();
-    if (!fits) return fits;
-    all.push_back(std::move(*fits));
 
     auto started = engine::process_identity(container.pid, system().proc);
     if (!started) return tl::unexpected(started.error());
@@ -357,7 +352,7 @@ struct Pipeline::Run {
     if (!evidence) return evidence;
     all.push_back(std::move(*evidence));
     const std::string path = system().proc + "/" + std::to_string(container.pid) + "/ns/net";
-    netns = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    netns = netdriver::UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (netns.get() < 0) return fail_errno("network namespace of the container", path);
     evidence = alone();
     if (!evidence) return evidence;
@@ -743,12 +738,21 @@ Pipeline::Pipeline(Options options, host::Ports& ports, engine::Api& engine)
     : impl_(std::make_unique<Impl>(std::move(options), ports, engine)) {}
 Pipeline::~Pipeline() = default;
 
+namespace {
+
+Report begun(const char* operation, const std::string& container) {
+  Report report;
+  report.operation = operation;
+  report.container = container;
+  report.started_at = utc_now();
+  return report;
+}
+
+}  // namespace
+
 Report Pipeline::arm(const ArmRequest& request) {
   const auto start = Clock::now();
-  Report report;
-  report.operation = "arm";
-  report.container = request.container;
-  report.started_at = utc_now();
+  Report report = begun("arm", request.container);
   // Serialised by the id, since a container has many names; an unknown one by what was asked.
   auto found = impl_->engine.inspect(request.container);
   const auto lock = impl_->containers.lock(found ? found->id : request.container);
@@ -762,10 +766,7 @@ Report Pipeline::arm(const ArmRequest& request) {
 
 Report Pipeline::precheck(const ArmRequest& request) {
   const auto start = Clock::now();
-  Report report;
-  report.operation = "precheck";
-  report.container = request.container;
-  report.started_at = utc_now();
+  Report report = begun("precheck", request.container);
   Run run(*impl_, request, report);
   run.precheck();
   report.milliseconds = since(start);
@@ -774,10 +775,7 @@ Report Pipeline::precheck(const ArmRequest& request) {
 
 Report Pipeline::disarm(const std::string& container) {
   const auto start = Clock::now();
-  Report report;
-  report.operation = "disarm";
-  report.container = container;
-  report.started_at = utc_now();
+  Report report = begun("disarm", container);
   // The engine may be down and the container gone: what the releases say is enough.
   std::set<EndpointId> targets;
   const auto found = impl_->engine.inspect(container);
@@ -851,10 +849,7 @@ Report Pipeline::disarm(const std::string& container) {
 
 Report Pipeline::check(const std::string& container) {
   const auto start = Clock::now();
-  Report report;
-  report.operation = "check";
-  report.container = container;
-  report.started_at = utc_now();
+  Report report = begun("check", container);
   const auto done = [&] {
     report.milliseconds = since(start);
     return report;
@@ -901,15 +896,20 @@ Report Pipeline::check(const std::string& container) {
 
   auto seen = impl_->ports.inspect(*target);
   auto network = impl_->ports.inspect_network(port->network.id);
-  if (!seen || !network) {
+  auto foreign = impl_->ports.foreign_entries(*target);
+  if (!seen || !network || !foreign) {
     report.outcome = Outcome::inconsistent;
-    report.reason = (!seen ? seen.error() : network.error()).to_string();
+    report.reason = (!seen      ? seen.error()
+                     : !network ? network.error()
+                                : foreign.error())
+                        .to_string();
     return done();
   }
   for (const Difference& difference : seen->differences) {
     report.differences.push_back(text_of(difference));
   }
   for (const Difference& difference : *network) report.differences.push_back(text_of(difference));
+  for (const Difference& difference : *foreign) report.differences.push_back(text_of(difference));
   if (release && seen->state == PortState::closed) {
     report.differences.emplace_back("released by record, but closed in the kernel");
   }

@@ -11,11 +11,11 @@ namespace {
 
 using nlohmann::json;
 
+bool steers(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
 // The text may come from a container's name or a DNS answer: nothing in it may steer a terminal.
 std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(),
-      [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
+  std::replace_if(text.begin(), text.end(), steers, ' ');
   return text;
 }
 
@@ -73,6 +73,12 @@ std::string indented(const json& list, const std::string& prefix) {
 }
 
 }  // namespace
+
+std::string printable_lines(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return steers(c) && c != '\n' && c != '\t'; }, ' ');
+  return text;
+}
 
 std::string render_report(const json& report) {
   const std::string outcome = text_of(report, "outcome");

@@ -8,6 +8,8 @@
 
 namespace agentgate::cli {
 
+// What a container wrote: lines stay, and nothing in it steers the terminal.
+[[nodiscard]] std::string printable_lines(std::string text);
 [[nodiscard]] std::string render_report(const nlohmann::json& report);
 [[nodiscard]] std::string render_refresh(const nlohmann::json& answer);
 [[nodiscard]] std::string render_status(const nlohmann::json& status);

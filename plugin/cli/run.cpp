@@ -17,15 +17,17 @@
 #include <sstream>
 #include <utility>
 
-#include "plugin/cli/process.h"
 #include "plugin/cli/render.h"
 #include "plugin/cli/run_arguments.h"
 #include "plugin/http/client.h"
+#include "plugin/process/process.h"
 
 namespace agentgate::cli {
 namespace {
 
 using nlohmann::json;
+using process::Child;
+using process::Signals;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using Words = std::vector<std::string>;
@@ -41,18 +43,6 @@ bool contains(const std::string& text, const char* part) {
 std::string trimmed(const std::string& text) {
   const std::size_t end = text.find_last_not_of(" \r\n");
   return end == std::string::npos ? std::string() : text.substr(0, end + 1);
-}
-
-// A container's words, lines kept: nothing in them may steer the terminal of whoever only asked
-// for an id.
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(),
-      [](char c) {
-        return (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
-      },
-      ' ');
-  return text;
 }
 
 Words lines_of(const std::string& text) {
@@ -155,7 +145,7 @@ class Run {
   std::optional<Child> start(const Words& command, const Child::Options& options) {
     Words argv = context_.docker;
     argv.insert(argv.end(), command.begin(), command.end());
-    auto child = Child::start(argv, options, signals_);
+    auto child = Child::start(argv, options, &signals_);
     if (!child) {
       say(0, child.error().to_string());
       return std::nullopt;
@@ -279,11 +269,17 @@ class Run {
   // On another network than ours it would not be closed from the start.
   int check_networks() {
     const std::string format =
-        "{{range $name, $_ := .NetworkSettings.Networks}}{{println $name}}{{end}}";
+        "{{range $name, $network := .NetworkSettings.Networks}}{{println $name (index "
+        "$network.DriverOpts \"agentgate.policy\")}}{{end}}";
     const auto seen = docker({"inspect", "--type", "container", "--format", format, id_});
     if (!seen) return kRunFailed;
     if (seen->code != 0) return say(kRunFailed, trimmed(seen->err));
-    const Words names = lines_of(seen->out);
+    Words names;
+    std::string policy;
+    for (const auto& line : lines_of(seen->out)) {
+      std::istringstream words(line);
+      words >> names.emplace_back() >> policy;
+    }
     std::string driver;
     if (names.size() == 1) {
       const auto asked =
@@ -293,7 +289,7 @@ class Run {
       std::istringstream words(asked->out);
       std::string id;
       words >> driver >> id;
-      if (is_our_driver(driver)) return precheck(id);
+      if (is_our_driver(driver)) return precheck(id, policy);
     }
     return say(kRunRefused,
                names.size() == 1
@@ -304,18 +300,13 @@ class Run {
   }
 
   // What an arm would refuse and Docker knows already: then its program does not run at all.
-  int precheck(const std::string& network) {
+  // `policy`: the endpoint's own, which the daemon learns of only at the start.
+  int precheck(const std::string& network, const std::string& policy) {
     json body{{"container", id_}, {"network", network}};
     if (!arguments_.policy.empty()) {
       body["policy"] = arguments_.policy;
-    } else {
-      const auto seen = docker({"inspect", "--type", "container", "--format",
-                                "{{range .NetworkSettings.Networks}}{{index .DriverOpts "
-                                "\"agentgate.policy\"}}{{end}}",
-                                id_});
-      if (!seen) return kRunFailed;
-      if (seen->code != 0) return say(kRunFailed, trimmed(seen->err));
-      if (const std::string policy = trimmed(seen->out); !policy.empty()) body["policy"] = policy;
+    } else if (!policy.empty()) {
+      body["policy"] = policy;
     }
     const auto got =
         http::request(context_.socket, "POST", "/v1/precheck", body.dump(), context_.timeout);
@@ -406,7 +397,7 @@ class Run {
         docker_now({"inspect", "--type", "container", "--format", "{{.State.ExitCode}}", id_});
     std::string code = seen && seen->code == 0 ? trimmed(seen->out) : "unknown";
     const auto logs = docker_now({"logs", "--tail", "20", id_});
-    if (logs && logs->code == 0) err_ << printable(logs->out) << printable(logs->err);
+    if (logs && logs->code == 0) err_ << printable_lines(logs->out) << printable_lines(logs->err);
     return code;
   }
 

@@ -1,79 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #include "plugin/host/firewall.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
+#include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <sstream>
 
 #include "netdriver/gate.h"
-
-// NOLINTNEXTLINE(readability-redundant-declaration): POSIX has it in no header
-extern char** environ;
+#include "plugin/process/process.h"
 
 namespace agentgate::host {
 namespace {
 
 struct Output {
   int status = -1;
-  bool late = false;  // it was ended, since it had not by itself
-  std::string text;
+  std::string text;     // what it said
+  std::string problem;  // why it could not be run, or did not end
 };
 
 Output run(const std::vector<std::string>& argv, std::chrono::milliseconds patience) {
-  Output out;
-  int pipe[2];
-  if (::pipe2(pipe, O_CLOEXEC) != 0) return out;
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, pipe[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, pipe[1], 2);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  std::vector<char*> arguments;
-  for (const auto& argument : argv) arguments.push_back(const_cast<char*>(argument.c_str()));
-  arguments.push_back(nullptr);
-  pid_t pid = 0;
-  const int failed =
-      ::posix_spawnp(&pid, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  ::close(pipe[1]);
-  if (failed != 0) {
-    ::close(pipe[0]);
-    return out;
+  process::Child::Options options;
+  options.err = process::Child::Output::kCapture;
+  auto child = process::Child::start(argv, options, nullptr);
+  if (!child) {
+    // A host has one kind of iptables or the other.
+    const bool absent = child.error().code == ENOENT;
+    return {-1, "", absent ? "" : child.error().to_string()};
   }
-  const auto deadline = std::chrono::steady_clock::now() + patience;
-  out.late = true;
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    pollfd readable{pipe[0], POLLIN, 0};
-    const int ready = left.count() > 0 ? ::poll(&readable, 1, static_cast<int>(left.count())) : 0;
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0) break;
-    char buffer[4096];
-    const ssize_t length = ::read(pipe[0], buffer, sizeof buffer);
-    if (length < 0 && errno == EINTR) continue;
-    out.late = length < 0;
-    if (length <= 0) break;
-    out.text.append(buffer, static_cast<std::size_t>(length));
+  const auto ended = child->wait(nullptr, patience);
+  if (!ended) {
+    return {-1, "", "killed: it took more than " + std::to_string(patience.count()) + " ms"};
   }
-  ::close(pipe[0]);
-  if (out.late) {
-    ::kill(pid, SIGKILL);
-    out.text += "killed: it took more than " + std::to_string(patience.count()) + " ms";
-  }
-  int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  out.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return out;
+  return {ended->code, child->out() + child->err(), ""};
 }
 
 std::vector<std::string> rules(const std::string& listing) {
@@ -118,7 +77,7 @@ FirewallState ensure_docker_user(std::chrono::milliseconds patience) {
       if (!any) continue;
     }
     const Output user = iptables({"-S", "DOCKER-USER"});
-    if (user.late) state.problems.push_back(std::string(tool) + ": " + user.text);
+    if (!user.problem.empty()) state.problems.push_back(std::string(tool) + ": " + user.problem);
     if (user.status != 0) continue;  // no such tool, or no such chain
     const auto wanted_first = [&](const std::string& listing,
                                   const std::vector<std::string>& want) {
@@ -137,7 +96,7 @@ FirewallState ensure_docker_user(std::chrono::milliseconds patience) {
       const Output done = iptables(std::move(arguments));
       if (done.status != 0 && good) {
         good = false;
-        state.problems.push_back(what + ": " + done.text);
+        state.problems.push_back(what + ": " + done.text + done.problem);
       }
     };
     // The chain is complete before anything jumps to it; a flushed chain of ours returns nothing

@@ -472,16 +472,14 @@ struct Host::Impl {
     }
     const auto spec = desired();
     if (!spec) return tl::unexpected(spec.error());
+    const auto restored = gate->restore(*spec);
+    if (!restored) return tl::unexpected(restored.error());
     // A lost state directory, or an older daemon's: who uses them has to know where they went.
-    const auto unknown = gate->strangers(*spec);
-    if (!unknown) return tl::unexpected(unknown.error());
-    auto changed = gate->restore(*spec);
-    if (!changed) return tl::unexpected(changed.error());
-    for (const InterfaceName& name : *unknown) {
+    for (const InterfaceName& name : restored->removed) {
       incident("link " + name.str() + " is ours, and " + options.state_directory.string() +
                " does not know it; removed");
     }
-    for (const InterfaceName& name : *changed) {
+    for (const InterfaceName& name : restored->closed) {
       for (auto at = endpoints.begin(); at != endpoints.end(); ++at) {
         if (port_name(at->first) != name) continue;
         auto report = gate->inspect_port(networks.at(at->second.network).spec(),
@@ -1025,6 +1023,13 @@ Result<netdriver::PortReport> Host::inspect(const EndpointId& id) {
     }
     return impl_->gate->inspect_port(impl_->networks.at(endpoint.network).spec(),
                                      impl_->port_spec(endpoint), policy);
+  });
+}
+
+Result<std::vector<netdriver::Difference>> Host::foreign_entries(const EndpointId& id) {
+  using Out = Result<std::vector<netdriver::Difference>>;
+  return impl_->with_endpoint<Out>("inspect", id, [&](EndpointRecord& endpoint) -> Out {
+    return impl_->gate->foreign_entries(impl_->port_spec(endpoint));
   });
 }
 

@@ -117,6 +117,8 @@ class Ports {
                          const PolicyRecord& policy) = 0;
   // The kernel's view of one port, compared with what is meant.
   virtual Result<netdriver::PortReport> inspect(const EndpointId& id) = 0;
+  // FDB entries that others put on the port. Takes longer the more ports there are.
+  virtual Result<std::vector<netdriver::Difference>> foreign_entries(const EndpointId& id) = 0;
   // Bridge, addresses, the constant part of the tables, and the engine's own firewall
   // (DOCKER-USER) where it has one.
   virtual Result<std::vector<netdriver::Difference>> inspect_network(const NetworkId& id) = 0;
@@ -159,6 +161,7 @@ class Host : public Endpoints, public Ports {
   Status announce(const EndpointId& id) override;
   Status release(const EndpointId& id, const Release& release, const PolicyRecord& policy) override;
   Result<netdriver::PortReport> inspect(const EndpointId& id) override;
+  Result<std::vector<netdriver::Difference>> foreign_entries(const EndpointId& id) override;
   Result<std::vector<netdriver::Difference>> inspect_network(const NetworkId& id) override;
   Result<std::vector<netdriver::SandboxLink>> sandbox_links(int netns_fd) override;
   Result<std::vector<netdriver::Difference>> tie(const EndpointId& id,

@@ -33,16 +33,19 @@ class World:
     def __enter__(self):
         self.lab.__enter__()
         try:
-            self.lab.standard_policy()
-            self.start_daemon()
-            self.lab.start_engine()
-            self.lab.import_image()
-            self.create_network()
+            self.prepare()
         except BaseException:
             self.dump()
             self.lab.close()
             raise
         return self
+
+    def prepare(self):
+        self.lab.standard_policy()
+        self.start_daemon()
+        self.lab.start_engine()
+        self.lab.import_image()
+        self.create_network()
 
     def __exit__(self, kind, *unused):
         if kind is not None:

@@ -42,20 +42,13 @@ class Flow:
 class PluginWorld(World):
     """The world of the other tests with the plugin in place of the daemon. Installs nothing yet."""
 
-    def __enter__(self):
-        self.lab.__enter__()
-        try:
-            self.lab.standard_policy()
-            self.lab.policy("plain", {"version": 1, "runtimes": ["runc"], "allow": [
-                {"cidr": f"{ALLOWED}/32", "services": ["tcp/80"]}]})
-            self.lab.start_engine()
-            self.lab.import_image()
-            self._start_registry()
-        except BaseException:
-            self.dump()
-            self.lab.close()
-            raise
-        return self
+    def prepare(self):
+        self.lab.standard_policy()
+        self.lab.policy("plain", {"version": 1, "runtimes": ["runc"], "allow": [
+            {"cidr": f"{ALLOWED}/32", "services": ["tcp/80"]}]})
+        self.lab.start_engine()
+        self.lab.import_image()
+        self._start_registry()
 
     def __exit__(self, kind, *unused):
         try:

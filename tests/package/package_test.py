@@ -246,7 +246,7 @@ class Package(unittest.TestCase):
         self.still(before, rules)
         run("agentgate health")
         incidents = json.loads(self.machine.out("agentgate --json status"))
-        self.assertNotIn("closed", json.dumps(incidents.get("incidents", [])))
+        self.assertNotIn("closed", json.dumps(incidents["incidents"]))
         # A daemon that is not there changes nothing either, nor one that cannot start.
         pid, before = self.pid(), self.answered()
         run("systemctl stop agentgated; dpkg -i /root/new.deb; systemctl start agentgated")

@@ -85,7 +85,7 @@ class GateTest : public test::KernelTest {
   std::vector<InterfaceName> restore(const GateSpec& spec) {
     auto result = gate->restore(spec);
     EXPECT_TRUE(result) << result.error().to_string();
-    return result ? *result : std::vector<InterfaceName>{};
+    return result ? result->closed : std::vector<InterfaceName>{};
   }
   void ok(const Status& status) { ASSERT_TRUE(status) << status.error().to_string(); }
 
@@ -192,10 +192,7 @@ TEST_F(GateTest, ABridgeThatWasRenamedIsNotMadeASecondTime) {
   const auto after = host->json({"ip", "-j", "link", "show", bridge})[0];
   EXPECT_EQ(after["ifindex"], before);
   EXPECT_NE(host->exec({"ip", "link", "show", "other1"}).status, 0);
-  EXPECT_EQ(
-      after["operstate"] == "DOWN" && after["flags"].dump().find("\"UP\"") == std::string::npos,
-      false)
-      << after.dump();
+  EXPECT_NE(after["flags"].dump().find("\"UP\""), std::string::npos) << after.dump();
 }
 
 // Anything that another program changes is named.

@@ -122,6 +122,11 @@ class GuardTest : public test::KernelTest {
                       state(host->inspect(EndpointId::parse(kReleased).value()));
     if (!network) return out + ", " + network.error().to_string();
     for (const auto& one : *network) out += "; " + one.where + " " + one.found;
+    for (const std::string& id : {kClosed, kReleased}) {
+      const auto foreign = host->foreign_entries(EndpointId::parse(id).value());
+      if (!foreign) return out + ", " + foreign.error().to_string();
+      for (const auto& one : *foreign) out += "; " + one.where + " " + one.found;
+    }
     return out;
   }
   // What nft lists, whatever the order it was made in.

@@ -253,9 +253,18 @@ TEST_F(CheckTest, DifferencesOfTheNetwork) {
   inconsistent("bridge: expected 'up', found 'down'");
 }
 
+TEST_F(CheckTest, EntriesOfOthersOnThePort) {
+  ports.differences["foreign_entries"] = {{"port p, FDB", "", "02:00:00:00:99:99"}};
+  inconsistent("port p, FDB: expected '', found '02:00:00:00:99:99'");
+}
+
 TEST_F(CheckTest, Unreadable) {
-  ports.errors["inspect"] = Error{"read", EIO, std::nullopt, "it broke"};
-  EXPECT_EQ(check().outcome, Outcome::inconsistent);
+  for (const char* call : {"inspect", "inspect_network", "foreign_entries"}) {
+    ports.errors = {{call, Error{"read", EIO, std::nullopt, "it broke"}}};
+    const Report report = check();
+    EXPECT_EQ(report.outcome, Outcome::inconsistent) << call;
+    EXPECT_NE(report.reason.find("it broke"), std::string::npos) << report.reason;
+  }
 }
 
 TEST_F(CheckTest, ReleasedByRecordOnly) {

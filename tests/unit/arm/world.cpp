@@ -102,6 +102,11 @@ Result<PortReport> FakePorts::inspect(const EndpointId& id) {
   if (given != reports.end()) return given->second;
   return PortReport{open(id) ? PortState::released : PortState::closed, {}};
 }
+Result<std::vector<netdriver::Difference>> FakePorts::foreign_entries(const EndpointId& /*id*/) {
+  if (auto error = enter("foreign_entries")) return tl::unexpected(*error);
+  const auto given = found(differences, "foreign_entries");
+  return given == differences.end() ? std::vector<netdriver::Difference>() : given->second;
+}
 Result<std::vector<netdriver::Difference>> FakePorts::inspect_network(const NetworkId& /*id*/) {
   if (auto error = enter("inspect_network")) return tl::unexpected(*error);
   const auto given = found(differences, "inspect_network");

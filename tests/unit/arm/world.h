@@ -53,6 +53,7 @@ class FakePorts : public host::Ports {
   Status announce(const EndpointId& id) override;
   Status release(const EndpointId& id, const Release& release, const PolicyRecord& policy) override;
   Result<netdriver::PortReport> inspect(const EndpointId& id) override;
+  Result<std::vector<netdriver::Difference>> foreign_entries(const EndpointId& id) override;
   Result<std::vector<netdriver::Difference>> inspect_network(const NetworkId& id) override;
   Result<std::vector<netdriver::SandboxLink>> sandbox_links(int netns_fd) override;
   Result<std::vector<netdriver::Difference>> tie(const EndpointId& id,

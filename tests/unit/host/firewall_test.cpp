@@ -79,6 +79,23 @@ TEST_F(FirewallTest, WhatHangsIsKilledAndSaid) {
   EXPECT_TRUE(state.present.empty());
 }
 
+// Not its output counts, but its end.
+TEST_F(FirewallTest, WhatHangsWithoutOutputIsKilledToo) {
+  script("iptables-nft", "exec sleep 100 >&- 2>&-");
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(ensure_docker_user(3s).problems.size(), 1U);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 60s);
+}
+
+TEST_F(FirewallTest, AToolThatCannotBeRunIsAProblemAndAnAbsentOneIsNone) {
+  std::filesystem::permissions(directory / "iptables-nft", std::filesystem::perms::owner_read);
+  ::setenv("PATH", directory.c_str(), 1);
+  std::filesystem::remove(directory / "ip6tables-nft");
+  const FirewallState state = ensure_docker_user();
+  ASSERT_EQ(state.problems.size(), 1U);
+  EXPECT_NE(state.problems[0].find("EACCES"), std::string::npos) << state.problems[0];
+}
+
 TEST_F(FirewallTest, ADeletionThatNeverEndsDoes) {
   script("iptables-nft", "case \"$*\" in *'-S AGENTGATE') exit 1 ;; esac");
   const FirewallState state = ensure_docker_user();

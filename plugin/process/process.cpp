@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-#include "plugin/cli/process.h"
+#include "plugin/process/process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,7 +17,7 @@
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
 
-namespace agentgate::cli {
+namespace agentgate::process {
 namespace {
 
 using netdriver::UniqueFd;
@@ -125,7 +125,7 @@ Child::~Child() {
 }
 
 Result<Child> Child::start(const std::vector<std::string>& argv, const Options& options,
-                           const Signals& signals) {
+                           const Signals* signals) {
   Child child;
   child.own_group_ = options.group == Group::kOwn;
   std::vector<char*> words;
@@ -162,10 +162,13 @@ Result<Child> Child::start(const std::vector<std::string>& argv, const Options& 
   }
   if (options.out == Output::kCapture) good = capture(1, child.out_, out_far) && good;
   if (options.err == Output::kCapture) good = capture(2, child.err_, err_far) && good;
-  short flags = POSIX_SPAWN_SETSIGMASK;
+  short flags = 0;
   if (child.own_group_) flags |= POSIX_SPAWN_SETPGROUP;
+  if (signals != nullptr) {
+    flags |= POSIX_SPAWN_SETSIGMASK;
+    good = posix_spawnattr_setsigmask(&attributes, &signals->previous_mask()) == 0 && good;
+  }
   good = posix_spawnattr_setflags(&attributes, flags) == 0 && good;
-  good = posix_spawnattr_setsigmask(&attributes, &signals.previous_mask()) == 0 && good;
   int error = EMFILE;
   if (good) {
     error = ::posix_spawnp(&child.pid_, words[0], &actions, &attributes, words.data(), environ);
@@ -273,4 +276,4 @@ Exit Child::end() {
   return *wait(nullptr, std::nullopt);
 }
 
-}  // namespace agentgate::cli
+}  // namespace agentgate::process

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //
-// Child processes of the command line, and the signals meanwhile.
+// Child processes, and the signals meanwhile.
 //
 // A Signals object blocks the signals that would end or must reach somebody, and gives them to
 // the program in order. Children get the mask that was before. Also counts as
 // a signal: the end of the socket by which Docker's client tells a plugin to stop.
-// Threading: one thread; make one Signals at a time.
+// Threading: one thread for each Child; make one Signals at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@
 #include "netdriver/error.h"
 #include "netdriver/unique_fd.h"
 
-namespace agentgate::cli {
+namespace agentgate::process {
 
 class Signals {
  public:
@@ -60,8 +60,9 @@ class Child {
     Input input = Input::kNone;
   };
 
+  // `signals`: whose previous mask it gets; none: the calling thread's.
   static Result<Child> start(const std::vector<std::string>& argv, const Options& options,
-                             const Signals& signals);
+                             const Signals* signals);
   Child(Child&& other) noexcept;
   Child& operator=(Child&& other) noexcept;
   ~Child();  // one that still runs is killed
@@ -89,4 +90,4 @@ class Child {
   std::string in_text_, out_text_, err_text_;  // in_text_: read, and not yet written
 };
 
-}  // namespace agentgate::cli
+}  // namespace agentgate::process
