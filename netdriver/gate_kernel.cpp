@@ -385,7 +385,6 @@ struct Gate::Impl {
       differ(out, where + ", addrgenmode", std::to_string(kAddrGenNone),
              std::to_string(link->addrgen_mode));
       compare_flags(where, gate_flags(), link->port.value_or(BridgePortFlags{}), out);
-      if (link->port && link->port->locked) features.bridge_locked = true;
       // Without a carrier (the container's end is not up yet) the kernel disables the port.
       const std::uint8_t state = link->port_state.value_or(kForwarding);
       if (state != kForwarding && state != 0) {
