@@ -433,41 +433,67 @@ nft::Table inet_skeleton() {
                                  .in_prefix(kBridgePrefix)
                                  .mark_is(kPortMark, NFT_CMP_NEQ)
                                  .go("discard"));
+  prerouting.rules.push_back(
+      Builder("no port mark").in_group().mark_is(kPortMark, NFT_CMP_NEQ).go("discard"));
 
+  // From here on by name and by group: a bridge can get another name while a packet is between
+  // two hooks. One change cannot take both away.
   Chain& input = table.chains["input"] = base("filter", NF_INET_LOCAL_IN, kBeforeFilter, NF_ACCEPT);
-  input.rules.push_back(Builder("neighbour solicitation for the gateway")
-                            .in_prefix(kBridgePrefix)
-                            .nfproto(NFPROTO_IPV6)
-                            .l4proto(IPPROTO_ICMPV6)
-                            .transport(0, {ND_NEIGHBOR_SOLICIT})
-                            .accept());
-  input.rules.push_back(Builder("host").in_prefix(kBridgePrefix).go("discard"));
+  input.rules.push_back(Builder().in_prefix(kBridgePrefix).go("to_host"));
+  input.rules.push_back(Builder().in_group().go("to_host"));
+
+  Chain& to_host = table.chains["to_host"];
+  to_host.rules.push_back(Builder("neighbour solicitation for the gateway")
+                              .nfproto(NFPROTO_IPV6)
+                              .l4proto(IPPROTO_ICMPV6)
+                              .transport(0, {ND_NEIGHBOR_SOLICIT})
+                              .accept());
+  to_host.rules.push_back(Builder("host").go("discard"));
 
   Chain& output = table.chains["output"] =
       base("filter", NF_INET_LOCAL_OUT, kBeforeFilter, NF_ACCEPT);
-  output.rules.push_back(Builder("neighbour advertisement of the gateway")
-                             .out_prefix(kBridgePrefix)
+  output.rules.push_back(Builder().out_prefix(kBridgePrefix).go("from_host"));
+  output.rules.push_back(Builder().out_group().go("from_host"));
+  // What the host says to an agent (an error holds a piece of the agent's own packet) goes by the
+  // default route when the bridge has lost its address.
+  output.rules.push_back(Builder("to an agent's address elsewhere")
+                             .meta(NFT_META_OIFNAME, ifname("lo"), NFT_CMP_NEQ)
+                             .nfproto(NFPROTO_IPV4)
+                             .load(NFT_PAYLOAD_NETWORK_HEADER, 16, 4, 0)
+                             .in_set(kPool4)
+                             .go("discard"));
+  output.rules.push_back(Builder("to an agent's address elsewhere")
+                             .meta(NFT_META_OIFNAME, ifname("lo"), NFT_CMP_NEQ)
                              .nfproto(NFPROTO_IPV6)
-                             .l4proto(IPPROTO_ICMPV6)
-                             .transport(0, {ND_NEIGHBOR_ADVERT})
-                             .go("allowed"));
+                             .load(NFT_PAYLOAD_NETWORK_HEADER, 24, 16, 0)
+                             .in_set(kPool6)
+                             .go("discard"));
+
+  Chain& from_host = table.chains["from_host"];
+  from_host.rules.push_back(Builder("neighbour advertisement of the gateway")
+                                .nfproto(NFPROTO_IPV6)
+                                .l4proto(IPPROTO_ICMPV6)
+                                .transport(0, {ND_NEIGHBOR_ADVERT})
+                                .go("allowed"));
   for (const int protocol : {int{IPPROTO_ICMP}, int{IPPROTO_ICMPV6}, int{IPPROTO_TCP}}) {
     // ICMP errors about the container's own packets, and the resets of chain "reject".
-    output.rules.push_back(Builder("errors about its own packets")
-                               .out_prefix(kBridgePrefix)
-                               .ct_has(NFT_CT_STATE, NF_CT_STATE_BIT(IP_CT_RELATED))
-                               .l4proto(static_cast<std::uint8_t>(protocol))
-                               .go("allowed"));
+    from_host.rules.push_back(Builder("errors about its own packets")
+                                  .ct_has(NFT_CT_STATE, NF_CT_STATE_BIT(IP_CT_RELATED))
+                                  .l4proto(static_cast<std::uint8_t>(protocol))
+                                  .go("allowed"));
   }
-  output.rules.push_back(Builder("host").out_prefix(kBridgePrefix).go("discard"));
+  from_host.rules.push_back(Builder("host").go("discard"));
 
   Chain& forward = table.chains["forward"] =
       base("filter", NF_INET_FORWARD, kBeforeFilter, NF_ACCEPT);
   forward.rules.push_back(Builder().in_prefix(kBridgePrefix).go("from"));
+  forward.rules.push_back(Builder().in_group().go("from"));
   forward.rules.push_back(Builder().out_prefix(kBridgePrefix).go("to"));
+  forward.rules.push_back(Builder().out_group().go("to"));
 
   Chain& from = table.chains["from"];
   from.rules.push_back(Builder("never between agents").out_prefix(kBridgePrefix).go("discard"));
+  from.rules.push_back(Builder("never between agents").out_group().go("discard"));
   // A destination that someone's DNAT rewrote (a published port of another container) was never
   // what the policy allowed.
   from.rules.push_back(

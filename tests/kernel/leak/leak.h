@@ -311,9 +311,9 @@ class Leak : public test::KernelTest {
   [[nodiscard]] static Sniffer::Options options(const Identity& as, std::uint64_t run = kRun) {
     return {.run = run, .who = as};
   }
-  // The catalogue from container A.
-  Reached blast(const Identity& as) const {
-    Sniffer bridge(host->fd(), kBridge, options(as));
+  // The catalogue from container A. `bridge_name` is what the bridge is called by now.
+  Reached blast(const Identity& as, const std::string& bridge_name = kBridge) const {
+    Sniffer bridge(host->fd(), bridge_name, options(as));
     Sniffer neighbour(b->fd(), "eth0", options(as));
     Sniffer up(host->fd(), "up0", options(as));
     HostListener listener(host->fd(), kRun);

@@ -90,6 +90,23 @@ class Rules : public Leak {
     }
     return out;
   }
+  // Everything of either container's, to the other.
+  [[nodiscard]] PolicySpec each_other() const {
+    PolicySpec out = policy();
+    for (const test::Station& s : {who.own, who.neighbour}) {
+      for (const Protocol protocol : {Protocol::tcp, Protocol::udp}) {
+        out.v4.private_entries.push_back({{s.ip4, s.ip4}, protocol, {1, 65535}});
+        out.v6.private_entries.push_back({{s.ip6, s.ip6}, protocol, {1, 65535}});
+      }
+    }
+    return normalise(out);
+  }
+  // To "stolen". Before Linux 6.2 a link is renamed only while it is DOWN.
+  void rename_bridge() const {
+    host->sh("B=" + std::string(kBridge) +
+             "; ip link set $B name stolen ||"
+             " { ip link set $B down; ip link set $B name stolen; ip link set stolen up; }");
+  }
   // What the host sends or hands on to A, by IP, other than neighbour advertisements.
   [[nodiscard]] std::size_t ip_packets(const Sniffer& at_a) const {
     std::size_t out = 0;
@@ -641,23 +658,87 @@ TEST_F(Rules, RewrittenDestinationsDoNotPass) {
 // Even where a policy says so, and both are released to it.
 TEST_F(Rules, NeverBetweenAgents) {
   make_gated();
-  PolicySpec each_other = policy();
-  const auto add = [&](const test::Station& s) {
-    for (const Protocol protocol : {Protocol::tcp, Protocol::udp}) {
-      each_other.v4.private_entries.push_back({{s.ip4, s.ip4}, protocol, {1, 65535}});
-      each_other.v6.private_entries.push_back({{s.ip6, s.ip6}, protocol, {1, 65535}});
-    }
-  };
-  add(who.own);
-  add(who.neighbour);
-  each_other = normalise(each_other);
   PortSpec p1 = port(1);
   PortSpec p2 = port(2);
-  release(p1, each_other);
-  release(p2, each_other);
+  release(p1, each_other());
+  release(p2, each_other());
   const Reached reached = blast(who);
   EXPECT_TRUE(reached.bridge.contains("neighbour-routed-udp"));
   EXPECT_EQ(text(reached.neighbour), "");
+}
+
+// What prerouting would see first is taken away: a packet may have passed it when the bridge gets
+// its other name.
+TEST_F(Rules, LayerThreeKnowsARenamedBridgeByItsGroup) {
+  make_open("ip link set " + std::string(kBridge) + " group " + std::to_string(kLinkGroup));
+  install(Family::inet);
+  host->must({"nft", "flush", "chain", "inet", "agentgate", "prerouting"});
+  bring_open_up();
+  for (int number : {1, 2}) mark_what_comes_from(port(number).name.str(), number);
+  rename_bridge();
+  const Reached reached = blast(who, "stolen");
+  EXPECT_TRUE(reached.bridge.contains("own-outside-udp"));
+  for (const auto& kind : reached.host) EXPECT_TRUE(kind.starts_with("nd-solicit")) << kind;
+  EXPECT_EQ(text(reached.uplink), "");
+  for (const auto& kind : reached.neighbour) {
+    EXPECT_FALSE(kind.starts_with("neighbour-routed")) << kind;
+  }
+  Sniffer at_a(a->fd(), "eth0", everything());
+  send_from_the_host();
+  at_a.stop();
+  EXPECT_EQ(ip_packets(at_a), 0U);
+}
+
+TEST_F(Rules, NeverBetweenAgentsOfARenamedBridge) {
+  make_open("ip link set " + std::string(kBridge) + " group " + std::to_string(kLinkGroup));
+  GateSpec spec;
+  spec.networks[network().bridge] = network();
+  spec.policies[each_other().name] = each_other();
+  for (int number : {1, 2}) {
+    PortSpec p = port(number);
+    p.policy = each_other().name;
+    spec.ports[p.name] = p;
+  }
+  install(Family::inet, spec);
+  host->must({"nft", "flush", "chain", "inet", "agentgate", "prerouting"});
+  bring_open_up();
+  for (int number : {1, 2}) mark_what_comes_from(port(number).name.str(), number);
+  rename_bridge();
+  for (const auto& kind : blast(who, "stolen").neighbour) {
+    EXPECT_FALSE(kind.starts_with("neighbour-routed")) << kind;
+  }
+}
+
+// An error about a container's packet holds a piece of it. Without the bridge's address the way to
+// the container is the default route.
+TEST_F(Rules, TheHostsErrorsDoNotLeaveByTheUplink) {
+  make_gated();
+  PortSpec p = port(1);
+  release(p);
+  host->sh("ip addr flush dev " + std::string(kBridge));
+  Identity dns = who;
+  dns.port = 53;
+  Bytes hop6 = frame("own-outside6-udp", dns);
+  hop6[21] = 1;
+  Sniffer bridge(host->fd(), kBridge, everything());
+  Sniffer up(host->fd(), "up0", everything());
+  Sender sender(a->fd(), "eth0");
+  sender.send(*find_kind("own-ttl1-udp"), dns, kRun);  // allowed, with too few hops
+  sender.send(hop6);
+  send_all(*a, "eth0", who);  // denied
+  up.stop();
+  bridge.stop();
+  EXPECT_GT(bridge.frames().size(), 20U);
+  std::size_t to_agent = 0;
+  for (const auto& seen : up.frames()) {
+    const Bytes& f = seen.bytes;
+    const auto at = [&](std::size_t offset, const auto& bytes) {
+      return f.size() >= offset + bytes.size() &&
+             std::equal(bytes.begin(), bytes.end(), f.begin() + static_cast<long>(offset));
+    };
+    if (seen.outgoing && (at(30, who.own.ip4.bytes()) || at(38, who.own.ip6.bytes()))) ++to_agent;
+  }
+  EXPECT_EQ(to_agent, 0U);
 }
 
 class Masquerade : public Rules {
@@ -744,10 +825,7 @@ TEST_F(Rules, ReleasedPortOfARenamedBridgeGetsNoMore) {
   make_gated();
   PortSpec p = port(1);
   release(p);
-  // Before Linux 6.2 a link is renamed only while it is DOWN.
-  host->sh("B=" + std::string(kBridge) +
-           "; ip link set $B name stolen ||"
-           " { ip link set $B down; ip link set $B name stolen; ip link set stolen up; }");
+  rename_bridge();
   const auto tap = [&](const char* link) {
     return std::make_unique<Sniffer>(host->fd(), link, options(who));
   };
