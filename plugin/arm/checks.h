@@ -101,6 +101,9 @@ struct EngineResolver {
 // as one likes.
 using Namespace = std::pair<dev_t, ino_t>;
 using Occupants = std::map<Namespace, std::vector<std::string>>;
+// Where the processes are that the kernel does not let us look at (EACCES, EPERM): nowhere known.
+inline constexpr Namespace kHidden{};
+// What ends meanwhile is left out; any other error than those two is returned.
 [[nodiscard]] Result<Occupants> find_occupants(const System& system);
 // The network namespace that a file stands for. What stat(2) says where there is none.
 [[nodiscard]] Result<Namespace> namespace_of(const std::string& path);

@@ -20,36 +20,15 @@
 #include <utility>
 #include <vector>
 
+#include "netdriver/unique_fd.h"
 #include "plugin/http/parser.h"
 
 namespace agentgate::http {
 namespace {
 
+using netdriver::UniqueFd;
+
 constexpr int kBacklog = 128;
-
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  ~Fd() { reset(); }
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::exchange(other.fd_, -1);
-    }
-    return *this;
-  }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  [[nodiscard]] int get() const { return fd_; }
-  void reset() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-  }
-
- private:
-  int fd_;
-};
 
 Result<sockaddr_un> address_of(const std::string& operation, const std::filesystem::path& path) {
   sockaddr_un address{};
@@ -77,7 +56,7 @@ Status remove_stale(const std::string& operation, const std::filesystem::path& p
     return fail(operation, "what is there is not a socket; remove it or choose another path",
                 EEXIST);
   }
-  const Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (probe.get() < 0) return fail_errno(operation);
   if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
       errno == EAGAIN) {  // EAGAIN: somebody listens, its backlog is full
@@ -90,7 +69,7 @@ Status remove_stale(const std::string& operation, const std::filesystem::path& p
 }
 
 // Owner and mode are set before listen(): until then nobody can connect, whatever the umask is.
-Result<Fd> listen_on(const Options& options) {
+Result<UniqueFd> listen_on(const Options& options) {
   const std::string operation = "listen on " + options.socket.string();
   const auto address = address_of(operation, options.socket);
   if (!address) return tl::unexpected(address.error());
@@ -100,7 +79,7 @@ Result<Fd> listen_on(const Options& options) {
   if (const Status room = remove_stale(operation, options.socket, *address); !room) {
     return tl::unexpected(room.error());
   }
-  Fd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (listener.get() < 0) return fail_errno(operation);
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
     return fail_errno(operation);
@@ -228,8 +207,8 @@ struct Server::Impl {
 
   Options options;
   Parser parser;
-  Fd listener;
-  Fd wake;
+  UniqueFd listener;
+  UniqueFd wake;
   dev_t device = 0;  // of the socket file, to remove only our own
   ino_t inode = 0;
 
@@ -251,7 +230,7 @@ Server::~Server() { stop(); }
 Result<std::unique_ptr<Server>> Server::start(Options options, Handler handler) {
   const std::string operation = "listen on " + options.socket.string();
   auto impl = std::make_unique<Impl>(std::move(options), std::move(handler));
-  impl->wake = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  impl->wake = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (impl->wake.get() < 0) return fail_errno(operation);
   auto listener = listen_on(impl->options);
   if (!listener) return tl::unexpected(listener.error());

@@ -6,19 +6,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "netdriver/unique_fd.h"
 #include "plugin/model.h"
 #include "plugin/policy/keys.h"
 #include "plugin/policy/policy.h"
 
 namespace agentgate::policy {
 namespace {
-
-struct Fd {
-  int fd;
-  ~Fd() {
-    if (fd >= 0) ::close(fd);
-  }
-};
 
 // Whoever can write a policy can open a gate.
 Status only_root_writes(const struct stat& status, const std::string& path,
@@ -41,37 +35,40 @@ Status only_root_writes(const struct stat& status, const std::string& path,
 Result<Policy> load(const std::filesystem::path& directory, const std::string& name) {
   const std::string operation = "policy " + name;
   if (const Status good = check_policy_name(name); !good) return tl::unexpected(good.error());
-  const Fd folder{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
+  const netdriver::UniqueFd folder{
+      ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
   const std::string file = name + ".json";
   const std::string path = (directory / file).string();
-  if (folder.fd < 0 && (errno == ENOTDIR || errno == ELOOP)) {
+  if (folder.get() < 0 && (errno == ENOTDIR || errno == ELOOP)) {
     return fail(operation,
                 directory.string() +
                     " is a symbolic link or not a directory; put the "
                     "directory itself there",
                 ENOTDIR);
   }
-  if (folder.fd < 0 && errno == ENOENT && name != "default") {
+  if (folder.get() < 0 && errno == ENOENT && name != "default") {
     return fail(operation, "there is no " + path + "; write it, or name another policy", ENOENT);
   }
-  if (folder.fd < 0 && errno != ENOENT) return fail_errno(operation, "open " + directory.string());
-  if (folder.fd < 0) return builtin();
+  if (folder.get() < 0 && errno != ENOENT)
+    return fail_errno(operation, "open " + directory.string());
+  if (folder.get() < 0) return builtin();
   struct stat status {};
-  if (::fstat(folder.fd, &status) < 0) return fail_errno(operation, "stat " + directory.string());
+  if (::fstat(folder.get(), &status) < 0)
+    return fail_errno(operation, "stat " + directory.string());
   if (Status good = only_root_writes(status, directory.string(), operation); !good) {
     return tl::unexpected(good.error());
   }
-  const Fd opened{
-      ::openat(folder.fd, file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
-  if (opened.fd < 0 && errno == ENOENT) {
+  const netdriver::UniqueFd opened{
+      ::openat(folder.get(), file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
+  if (opened.get() < 0 && errno == ENOENT) {
     if (name == "default") return builtin();
     return fail(operation, "there is no " + path + "; write it, or name another policy", ENOENT);
   }
-  if (opened.fd < 0 && errno == ELOOP) {
+  if (opened.get() < 0 && errno == ELOOP) {
     return fail(operation, path + " is a symbolic link; put the file itself there", ELOOP);
   }
-  if (opened.fd < 0) return fail_errno(operation, "open " + path);
-  if (::fstat(opened.fd, &status) < 0) return fail_errno(operation, "stat " + path);
+  if (opened.get() < 0) return fail_errno(operation, "open " + path);
+  if (::fstat(opened.get(), &status) < 0) return fail_errno(operation, "stat " + path);
   if (!S_ISREG(status.st_mode)) return fail(operation, path + " is not a regular file", EINVAL);
   if (Status good = only_root_writes(status, path, operation); !good) {
     return tl::unexpected(good.error());
@@ -81,7 +78,7 @@ Result<Policy> load(const std::filesystem::path& directory, const std::string& n
   std::string text;
   char buffer[16384];
   for (;;) {
-    const ssize_t length = ::read(opened.fd, buffer, sizeof buffer);
+    const ssize_t length = ::read(opened.get(), buffer, sizeof buffer);
     if (length < 0 && errno == EINTR) continue;
     if (length < 0) return fail_errno(operation, "read " + path);
     if (length == 0) break;

@@ -11,6 +11,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "netdriver/unique_fd.h"
+
 namespace agentgate::store {
 namespace {
 
@@ -19,22 +21,8 @@ namespace fs = std::filesystem;
 constexpr const char* kFolders[] = {"networks", "endpoints", "policies", "released", "damaged"};
 constexpr std::size_t kMaxFile = 16 << 20;
 
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  [[nodiscard]] int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 Result<std::string> read_file(const fs::path& path) {
-  const Fd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const netdriver::UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (file.get() < 0) return fail_errno("read " + path.string());
   std::string text;
   char buffer[16384];
@@ -49,7 +37,7 @@ Result<std::string> read_file(const fs::path& path) {
 }
 
 Status sync_directory(const fs::path& directory) {
-  const Fd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const netdriver::UniqueFd folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0 || ::fsync(folder.get()) < 0)
     return fail_errno("sync " + directory.string());
   return {};
@@ -59,12 +47,26 @@ Status sync_directory(const fs::path& directory) {
 // every process that comes after it, but costs nothing; two journal commits cost milliseconds.
 enum class Outlives { machine, daemon };
 
+// Puts the file `temporary` in the place of `path`, whole for whoever looks. By an exchange of the
+// two names where the file system can: at a rename over a file ext4 writes the new one's blocks
+// out (auto_da_alloc), which takes up to 16 ms. What a crash leaves after the exchange is the old
+// file under the temporary name, which the next start removes.
+bool replace_file(const fs::path& temporary, const fs::path& path, Outlives what) {
+  if (what == Outlives::daemon &&
+      ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
+    ::unlink(temporary.c_str());
+    return true;
+  }
+  // ENOENT: there is nothing to replace. EINVAL, ENOSYS: no exchange here.
+  return ::rename(temporary.c_str(), path.c_str()) == 0;
+}
+
 Status write_file(const fs::path& path, const std::string& text, Outlives what) {
   const std::string operation = "write " + path.string();
   constexpr const char* mend = "free space or make the directory writable";
   const fs::path temporary = path.string() + ".new";
   {
-    const Fd file(
+    const netdriver::UniqueFd file(
         ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (file.get() < 0) return fail_errno(operation, mend);
     std::size_t at = 0;
@@ -84,7 +86,7 @@ Status write_file(const fs::path& path, const std::string& text, Outlives what) 
       return error;
     }
   }
-  if (::rename(temporary.c_str(), path.c_str()) < 0) {
+  if (!replace_file(temporary, path, what)) {
     auto error = fail_errno(operation, mend);
     ::unlink(temporary.c_str());
     return error;

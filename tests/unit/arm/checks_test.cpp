@@ -2,10 +2,15 @@
 #include "plugin/arm/checks.h"
 
 #include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
+#include <thread>
 
 #include "tests/unit/arm/world.h"
 
@@ -316,6 +321,69 @@ TEST_F(ChecksTest, Container) {
   refuses(check_ports(c), "80/tcp");
   c = good, c.publish_all_ports = true;
   refuses(check_ports(c), "-P");
+}
+
+// The quick way through the real /proc, against one stat for each process.
+TEST_F(ChecksTest, EachProcessIsFoundWhereStatFindsIt) {
+  const pid_t apart = ::fork();
+  if (apart == 0) {
+    // Without the right to a namespace of its own it stays in ours, and is looked for there.
+    (void)::unshare(CLONE_NEWNET);
+    ::pause();
+    ::_exit(0);
+  }
+  ASSERT_GT(apart, 0);
+  const std::string child = std::to_string(apart);
+  const auto own = namespace_of("/proc/self/ns/net").value();
+  for (int i = 0; i < 200 && namespace_of("/proc/" + child + "/ns/net").value() == own; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const auto occupants = find_occupants(System{});
+  ASSERT_TRUE(occupants) << occupants.error().to_string();
+  std::size_t looked_at = 0;
+  for (const auto& [where, processes] : *occupants) {
+    for (const std::string& process : processes) {
+      const auto now = namespace_of("/proc/" + process + "/ns/net");
+      if (where == kHidden) {
+        EXPECT_FALSE(now) << process;
+        continue;
+      }
+      if (!now) continue;  // it has ended
+      EXPECT_EQ(*now, where) << process;
+      ++looked_at;
+    }
+  }
+  const auto in = [&](const Namespace& where) { return occupants->find(where); };
+  EXPECT_GT(looked_at, 2U);
+  const auto is_among = [](const auto& entry, const std::string& process) {
+    return std::find(entry.begin(), entry.end(), process) != entry.end();
+  };
+  EXPECT_TRUE(is_among(in(own)->second, std::to_string(::getpid())));
+  const auto its = namespace_of("/proc/" + child + "/ns/net").value();
+  EXPECT_TRUE(is_among(in(its)->second, child));
+  if (::geteuid() == 0) {
+    EXPECT_NE(its, own);
+  }
+  ::kill(apart, SIGKILL);
+  ::waitpid(apart, nullptr, 0);
+}
+
+// Such a process cannot be ruled out, and is said.
+TEST_F(ChecksTest, ProcessesThatMayNotBeLookedAtAreCounted) {
+  auto occupants = find_occupants(options.system).value();
+  occupants[kHidden] = {"1", "2"};
+  const int fd = ::open((base / "netns/container").c_str(), O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(
+      check_alone(test::kContainerPid, test::kContainerId, fd, options.system, occupants).value(),
+      "1 processes in its namespace, all its own; 2 of the host may not be looked at");
+  ::close(fd);
+}
+
+TEST_F(ChecksTest, AProcessThatCannotBeLookedAtRefuses) {
+  write("proc/4711/ns", "no directory");
+  const auto occupants = find_occupants(options.system);
+  ASSERT_FALSE(occupants);
+  EXPECT_EQ(occupants.error().code, ENOTDIR);
 }
 
 }  // namespace
