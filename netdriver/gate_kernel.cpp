@@ -706,6 +706,7 @@ struct Gate::Impl {
     std::vector<std::pair<InterfaceName, MacAddress>> out;
     for (const auto& [name, network] : want.networks) {
       const auto bridge = rtnl->link(name);
+      if (!bridge && bridge.error().code != ENODEV) return tl::unexpected(bridge.error());
       if (!bridge || bridge->kind != "bridge") continue;  // that is a difference by itself
       auto entries = rtnl->fdb(bridge->index);
       if (!entries) return tl::unexpected(entries.error());
